@@ -1,0 +1,154 @@
+"""What all contract models share: strictness, non-finite numbers, and readable refusals."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+)
+from pydantic_core import ErrorDetails
+
+from mindtune.controller.errors import ConfigError
+
+__all__ = ["ContractModel", "Document", "Number", "parse", "refusal"]
+
+_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "infinity": math.inf,
+               "-infinity": -math.inf, "+inf": math.inf}  # fmt: skip
+
+
+def _read_number(value: object) -> object:
+    if isinstance(value, str):
+        return _NON_FINITE.get(value.strip().lower(), value)
+    return value
+
+
+def _write_number(value: float) -> float | str:
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return value
+
+
+Number = Annotated[
+    float,
+    BeforeValidator(_read_number),
+    PlainSerializer(
+        _write_number,
+        return_type=float | Literal["nan", "inf", "-inf"],
+        when_used="json",
+    ),
+]
+"""A float that may be non-finite: "nan", "inf", "-inf" in JSON; bare forms are read as well."""
+
+
+class ContractModel(BaseModel):
+    """A part of a document. Unknown keys are errors, values are immutable."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=True,
+        validate_default=True,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
+        populate_by_name=True,
+    )
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """Return the model as JSON text without bare NaN or Infinity."""
+        return self.model_dump_json(by_alias=True, indent=indent)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the model as plain JSON-ready data."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+class Document(ContractModel):
+    """A whole file; carries the version of its schema."""
+
+    FILE: ClassVar[str]
+    """What a user calls this document, for messages."""
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    """Version of the document's shape."""
+
+
+ModelT = TypeVar("ModelT", bound=ContractModel)
+
+
+def parse(model: type[ModelT], content: object, *, source: str) -> ModelT:
+    """Validate `content` (plain data) as `model`.
+
+    Args:
+        model: the contract model.
+        content: what was read.
+        source: file or option that it came from, for the message.
+
+    Raises:
+        ConfigError: naming every offending key with its rule, value and the allowed keys.
+    """
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{source} must hold a mapping of keys, but got {type(content).__name__}; "
+            "see `mindtune init` for a commented example."
+        )
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(refusal(error, model, source=source)) from None
+
+
+def refusal(error: ValidationError, model: type[BaseModel], *, source: str) -> str:
+    """Return a validation error as text for a user: one line per key."""
+    lines = [_line(detail, model) for detail in error.errors(include_url=False)]
+    head = f"{source} is not valid:"
+    return "\n  ".join([head, *dict.fromkeys(lines)])
+
+
+def _line(detail: ErrorDetails, model: type[BaseModel]) -> str:
+    path = [str(part) for part in detail["loc"] if not _is_branch(part)]
+    where = ".".join(path) or "the document"
+    if detail["type"] == "extra_forbidden":
+        allowed = _allowed_keys(model, path[:-1])
+        at = ".".join(path[:-1]) or "the top level"
+        return f"unknown key {path[-1]!r} at {at}; allowed: {', '.join(allowed)}"
+    if detail["type"] == "missing":
+        return f"{where} is required"
+    message = detail["msg"].removeprefix("Value error, ")
+    if "but got" in message:
+        return f"{where} {message}"
+    return f"{where}: {message}, but got {detail['input']!r}"
+
+
+def _is_branch(part: int | str) -> bool:
+    """Tell whether a part of an error's path names a branch of a union, not a key."""
+    return isinstance(part, str) and ("[" in part or part in {"str", "int", "float", "bool"})
+
+
+def _allowed_keys(model: type[BaseModel], path: list[str]) -> list[str]:
+    current: type[BaseModel] = model
+    for part in path:
+        field = next((f for n, f in current.model_fields.items() if part in (n, f.alias)), None)
+        nested = _nested_model(field.annotation) if field is not None else None
+        if nested is None:
+            continue
+        current = nested
+    return [field.alias or name for name, field in current.model_fields.items()]
+
+
+def _nested_model(annotation: object) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _nested_model(argument)
+        if found is not None:
+            return found
+    return None

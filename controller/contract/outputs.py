@@ -1,0 +1,170 @@
+"""What the commands print with `--json`: exactly one document on standard output."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, RootModel
+
+from mindtune.controller.contract.base import ContractModel, Document, Number
+from mindtune.search.knobs import KnobValue
+
+__all__ = [
+    "CompareOutput",
+    "CompareRow",
+    "DoctorOutput",
+    "ExplainOutput",
+    "FindingRecord",
+    "GateCheck",
+    "GateOutput",
+    "Predicted",
+    "RejectedRule",
+    "ReplayDecision",
+    "ReplayOutput",
+    "SpaceConfig",
+    "SpaceOutput",
+    "UsableFeature",
+]
+
+
+class Predicted(ContractModel):
+    """What the cost model expects; null: unknown."""
+
+    memory_bytes: float | None = None
+    step_time_s: float | None = None
+    mfu: float | None = None
+
+
+class SpaceConfig(ContractModel):
+    """One feasible config."""
+
+    config: dict[str, KnobValue]
+    predicted: Predicted = Predicted()
+
+
+class RejectedRule(ContractModel):
+    """How many configs a rule rejected, with one of them; rules that never fired have 0."""
+
+    rule: str
+    count: int = Field(ge=0)
+    reason: str
+    example: dict[str, KnobValue] | None = None
+
+
+class SpaceOutput(Document):
+    """`space --json`: total = feasible + sum of the rules' counts."""
+
+    FILE: ClassVar[str] = "space --json"
+
+    total: int = Field(ge=0)
+    feasible: int = Field(ge=0)
+    rejected: list[RejectedRule]
+    configs: list[SpaceConfig]
+
+
+class ExplainOutput(Document):
+    """`space --explain k=v,... --json`: one config under every rule."""
+
+    FILE: ClassVar[str] = "space --explain --json"
+
+    config: dict[str, KnobValue]
+    feasible: bool
+    rejected: list[RejectedRule]
+    """Every hard rule that rejects this config, in order."""
+    advice: list[str] = Field(default_factory=list)
+    predicted: Predicted = Predicted()
+
+
+class FindingRecord(ContractModel):
+    """One finding of a replay."""
+
+    step: int
+    last_step: int
+    kind: str
+    severity: Literal["info", "warning", "critical"]
+    message: str
+    evidence: dict[str, Number | str | None] = Field(default_factory=dict)
+
+
+class ReplayDecision(ContractModel):
+    """One decision of a replay."""
+
+    step: int
+    policy: str
+    action: str
+    value: Number | str | None = None
+    reason: str
+
+
+class ReplayOutput(Document):
+    """`replay --json`."""
+
+    FILE: ClassVar[str] = "replay --json"
+
+    format: str
+    records: int = Field(ge=0)
+    """Data lines understood."""
+    steps: int = Field(ge=0)
+    """After merging ranks and repeated lines."""
+    signals: list[str]
+    findings: list[FindingRecord]
+    decisions: list[ReplayDecision]
+    verdict: Literal["healthy", "faulty"]
+
+
+class UsableFeature(ContractModel):
+    """Whether a feature works on this machine, and why or why not."""
+
+    feature: str
+    ok: bool
+    why: str
+
+
+class DoctorOutput(Document):
+    """`doctor --json`."""
+
+    FILE: ClassVar[str] = "doctor --json"
+
+    versions: dict[str, str | None]
+    devices: list[dict[str, Any]]
+    usable: list[UsableFeature]
+    peaks: list[dict[str, Any]] = Field(default_factory=list)
+    """Measured peaks, with `--measure`."""
+
+
+class CompareRow(ContractModel):
+    """One metric of a comparison."""
+
+    metric: str
+    unit: str
+    baseline: Number | None
+    goal: Number | None = None
+    achieved: Number | None
+    interval: tuple[Number, Number] | None = None
+    """Bootstrap interval of achieved / baseline."""
+    different: bool | None
+    """Null: cannot be told."""
+
+
+class CompareOutput(RootModel[list[CompareRow]]):
+    """`compare --json`."""
+
+
+class GateCheck(ContractModel):
+    """One rule of the gate."""
+
+    rule: str
+    ok: bool | None
+    """Null: the metric was not measured."""
+    value: Number | None
+    limit: Number | None
+    message: str
+
+
+class GateOutput(Document):
+    """`gate --json`."""
+
+    FILE: ClassVar[str] = "gate --json"
+
+    passed: bool
+    checks: list[GateCheck]

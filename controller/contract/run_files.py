@@ -1,0 +1,109 @@
+"""The files of a run: decisions.jsonl, result.json and the best_config.yaml it starts from."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from mindtune.controller.contract.base import ContractModel, Document, Number
+from mindtune.controller.contract.study_file import PolicySection
+from mindtune.search.knobs import KnobValue
+
+__all__ = ["BestConfig", "DecisionRecord", "GradNormPrior", "Learned", "Provenance", "RunResult"]
+
+
+class DecisionRecord(ContractModel):
+    """One line of decisions.jsonl."""
+
+    FILE: ClassVar[str] = "decisions.jsonl"
+
+    step: int = Field(ge=0)
+    policy: str
+    action: str
+    """Class name of the action, such as SetLearningRateScale."""
+    requested: Number | str | None = None
+    """Value of the set-point, or id of the event."""
+    before: Number | None = None
+    """Value that acted before."""
+    acted: Number | None = None
+    """Value that the step reported after; null until known or if nothing was applied."""
+    verdict: Literal["granted", "refused", "observed", "undone"]
+    reason: str = Field(min_length=1)
+    evidence: dict[str, Number | str | None] = Field(default_factory=dict)
+    outcome: str | None = None
+    """Result of the check after M steps; null until it is known."""
+    budget_left: int | None = None
+
+
+class GradNormPrior(ContractModel):
+    """Gradient-norm statistics of the trials: a prior that expires once a run has its own."""
+
+    median: float = Field(ge=0)
+    mad: float = Field(ge=0)
+    """Median absolute deviation."""
+    samples: int = Field(ge=1)
+    expires_after_steps: int = Field(ge=1)
+
+
+class Learned(ContractModel):
+    """What the trials taught about a healthy run of this config."""
+
+    step_time_s: float | None = Field(default=None, gt=0)
+    data_share: float | None = Field(default=None, ge=0)
+    peak_memory_bytes: int | None = Field(default=None, ge=0)
+    loss_scale_min: float | None = Field(default=None, gt=0)
+    loss_scale_max: float | None = Field(default=None, gt=0)
+    grad_norm: GradNormPrior | None = None
+
+
+class Provenance(ContractModel):
+    """Where a best config comes from; further keys are kept."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+
+    study: str
+    trial: int = Field(ge=0)
+    value: Number | None = None
+    baseline_value: Number | None = None
+    created: str | None = None
+    """UTC, ISO 8601."""
+    versions: dict[str, str] = Field(default_factory=dict)
+
+
+class BestConfig(Document):
+    """best_config.yaml: the hand-over from a study to a production run."""
+
+    FILE: ClassVar[str] = "best_config.yaml"
+
+    command: list[str] = Field(min_length=1)
+    launcher: Literal["none", "msrun", "slurm"] = "none"
+    base_config: str | None = None
+    """Relative to this file."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Dotted key of the base config -> value."""
+    knobs: dict[str, KnobValue] = Field(default_factory=dict)
+    policies: dict[str, PolicySection] = Field(default_factory=dict)
+    learned: Learned = Learned()
+    provenance: Provenance | None = None
+
+
+class RunResult(Document):
+    """result.json of a production run: how it ended."""
+
+    FILE: ClassVar[str] = "result.json"
+
+    outcome: Literal["ok", "stopped", "oom", "bad_config", "non_finite", "crash", "interrupted"]
+    """stopped: ended by a policy, with its diagnosis in `message`."""
+    steps: int = Field(ge=0)
+    wall_s: float = Field(ge=0)
+    final_loss: Number | None = None
+    eval_loss: Number | None = None
+    peak_memory_bytes: int | None = Field(default=None, ge=0)
+    mfu: Number | None = None
+    actions: int = Field(default=0, ge=0)
+    """Actions that were granted."""
+    findings: dict[str, int] = Field(default_factory=dict)
+    """Finding kind -> how often."""
+    effective: dict[str, Any] = Field(default_factory=dict)
+    message: str = ""

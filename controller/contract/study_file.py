@@ -1,0 +1,288 @@
+"""The study file: what to search, on which machine, with which program."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from mindtune.controller.contract.base import ContractModel, Document
+from mindtune.controller.units import Duration, Rate, Size
+from mindtune.search.errors import SearchError
+from mindtune.search.knobs import KnobValue, canonical, knob
+
+__all__ = [
+    "ClusterSection",
+    "ConstraintsSection",
+    "KnobOverride",
+    "ModelSection",
+    "PolicySection",
+    "ScoreSection",
+    "StudyFile",
+    "StudySection",
+    "TrainingSection",
+    "TrialSection",
+]
+
+Positive = Field(gt=0)
+
+
+class StudySection(ContractModel):
+    """The study itself."""
+
+    name: str = Field(min_length=1, pattern=r"^[\w.\-]+$")
+    """Name of the Optuna study: letters, digits, `_`, `-`, `.`."""
+    trials: int = Field(default=15, ge=1)
+    """Configs to try, the base config included."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the sampler and of every trial."""
+    time_budget: Duration | None = None
+    """Start no further trial after this long; null: no limit."""
+    storage: str | None = None
+    """Null: SQLite in the study folder; or a database URL; or env:NAME to read it from there."""
+
+
+class TrialSection(ContractModel):
+    """How one trial is started and measured."""
+
+    command: list[str] = Field(min_length=1)
+    """Program and arguments; `{config}` stands for the trial's config file."""
+    launcher: Literal["none", "msrun", "slurm"] = "none"
+    """none: the command starts its own ranks; otherwise the launcher is put in front."""
+    base_config: str | None = None
+    """The user's own config (YAML), relative to the study file; never edited."""
+    warmup_steps: int = Field(default=5, ge=0)
+    """First steps that are not measured."""
+    measure_steps: int = Field(default=30, ge=1)
+    """Steps that are measured after the warm-up."""
+    confirm_steps: int = Field(default=200, ge=1)
+    """Steps of the leaders' confirmation from sample 0."""
+    repeats: int = Field(default=3, ge=1)
+    """Times that each leader is measured."""
+    startup_deadline: Duration = 1800.0
+    """Longest time until the first step is done, compilation included."""
+    deadline: Duration = 600.0
+    """Longest time after that until the trial has ended."""
+    load_checkpoint: str | None = None
+    """Checkpoint that every trial starts from, relative to the study file."""
+
+    @field_validator("command")
+    @classmethod
+    def _has_program(cls, value: list[str]) -> list[str]:
+        if not value[0].strip():
+            raise ValueError(f"must start with a program, but got {value!r}")
+        return value
+
+
+class ModelSection(ContractModel):
+    """Shape of the model; without it there is no cost model and no MFU."""
+
+    num_layers: int = Positive
+    hidden_size: int = Positive
+    num_heads: int = Positive
+    num_kv_heads: int | None = Field(default=None, gt=0)
+    """Null: as many as heads."""
+    intermediate_size: int = Positive
+    gated_mlp: bool = False
+    """Three matrices in the MLP instead of two."""
+    vocab_size: int = Positive
+    seq_length: int = Positive
+    tie_embeddings: bool = False
+    """The output layer shares the embedding's matrix."""
+    flash_attention: bool = False
+    num_experts: int | None = Field(default=None, gt=0)
+    experts_per_token: int | None = Field(default=None, gt=0)
+    moe_intermediate_size: int | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> ModelSection:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size must be a multiple of num_heads, but got {self.hidden_size} and "
+                f"{self.num_heads}"
+            )
+        kv_heads = self.num_kv_heads or self.num_heads
+        if self.num_heads % kv_heads:
+            raise ValueError(
+                f"num_heads must be a multiple of num_kv_heads, but got {self.num_heads} and "
+                f"{kv_heads}"
+            )
+        if self.num_experts is not None and (self.experts_per_token or 1) > self.num_experts:
+            raise ValueError(
+                f"experts_per_token must be at most num_experts = {self.num_experts}, but got "
+                f"{self.experts_per_token}"
+            )
+        return self
+
+
+class ClusterSection(ContractModel):
+    """The machine."""
+
+    num_devices: int = Positive
+    devices_per_node: int | None = Field(default=None, gt=0)
+    """Null: all devices are in one node."""
+    device: str = "cpu"
+    """Device name, as in the table of peaks; `cpu` for the host."""
+    device_memory: Size | None = None
+    """Memory of one device; null: unknown, then memory is not judged."""
+    peak_flops: Literal["measure"] | float | None = None
+    """Dense peak of one device at `training.precision`, in FLOP/s; `measure`: by a calibration on
+    this machine; null: looked up by device name, unknown if not found."""
+    intra_node_bandwidth: Rate | None = None
+    inter_node_bandwidth: Rate | None = None
+    allow_idle: bool = False
+    """Configs may use fewer devices than there are; idle devices count in MFU."""
+
+    @field_validator("peak_flops", mode="before")
+    @classmethod
+    def _read_peak(cls, value: object) -> object:
+        if isinstance(value, str) and value != "measure":
+            try:
+                value = float(value)  # YAML reads 313e12 as text
+            except ValueError:
+                value = math.nan
+        if isinstance(value, bool) or (
+            isinstance(value, (int, float)) and not (math.isfinite(value) and value > 0)
+        ):
+            raise ValueError("must be a positive number of FLOP/s such as 313e12, or `measure`")
+        return value
+
+    @model_validator(mode="after")
+    def _whole_nodes(self) -> ClusterSection:
+        per_node = self.devices_per_node
+        if per_node and self.num_devices > per_node and self.num_devices % per_node:
+            raise ValueError(
+                f"num_devices must be a multiple of devices_per_node = {per_node}, but got "
+                f"{self.num_devices}"
+            )
+        return self
+
+
+class TrainingSection(ContractModel):
+    """What stays the same in every config."""
+
+    global_batch_size: int = Positive
+    """Samples per optimizer step over all ranks."""
+    precision: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Names the peak that MFU is taken of, for the whole study."""
+    optimizer: str = "adamw"
+
+
+class ConstraintsSection(ContractModel):
+    """Limits that reject a config; what is null here is advice at most."""
+
+    memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    """Largest share of the device memory that a config may use."""
+    max_pipeline_bubble: float | None = Field(default=None, ge=0, le=1)
+    """Largest share of a step that pipeline stages may wait."""
+    max_recompute_share: float | None = Field(default=None, ge=0, le=1)
+    """Largest share of a step that recomputation may take."""
+    min_micro_batches_per_stage: int | None = Field(default=None, ge=1)
+    """Smallest micro_batch_num / pipeline_stage where there is a pipeline."""
+    tensor_parallel_inside_node: bool = False
+    """Reject tensor parallel groups that span nodes."""
+
+
+class ScoreSection(ContractModel):
+    """Exponents of the value mfu^a x stability^b."""
+
+    mfu: float = Field(default=1.0, ge=0)
+    stability: float = Field(default=1.0, ge=0)
+
+
+class PolicySection(ContractModel):
+    """Settings of one policy."""
+
+    enabled: bool = True
+    mode: Literal["observe", "act"] | None = None
+    """Null: the mode of the run."""
+    limits: dict[str, float] = Field(default_factory=dict)
+    thresholds: dict[str, float] = Field(default_factory=dict)
+
+
+class KnobOverride(ContractModel):
+    """A knob whose values are spelled differently in the user's config."""
+
+    knob: str
+    values: dict[str, Any]
+    """Canonical value (as text) -> value in the user's config."""
+
+    @field_validator("values", mode="before")
+    @classmethod
+    def _text_keys(cls, value: object) -> object:
+        if isinstance(value, dict):
+            return {_as_text(key): entry for key, entry in value.items()}
+        return value
+
+
+def _as_text(key: object) -> str:
+    if isinstance(key, bool):
+        return "true" if key else "false"
+    return "none" if key is None else str(key)
+
+
+SpaceValue = KnobValue | list[KnobValue]
+
+
+class StudyFile(Document):
+    """The whole study file."""
+
+    FILE: ClassVar[str] = "study file"
+
+    study: StudySection
+    trial: TrialSection
+    model: ModelSection | None = None
+    cluster: ClusterSection
+    training: TrainingSection
+    space: dict[str, Any]
+    """Knob -> value (fixed), list (searched) or `auto`; or {candidates: FILE}."""
+    constraints: ConstraintsSection = ConstraintsSection()
+    score: ScoreSection = ScoreSection()
+    policies: dict[str, PolicySection] = Field(default_factory=dict)
+    overrides: dict[str, str | KnobOverride] = Field(default_factory=dict)
+    """Dotted key of the user's config -> knob."""
+
+    @field_validator("space")
+    @classmethod
+    def _canonical_space(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if "candidates" in value:
+            if set(value) != {"candidates"} or not isinstance(value["candidates"], str):
+                raise ValueError(
+                    "must hold `candidates: FILE` alone or knobs alone, but got "
+                    f"{', '.join(map(str, value))}"
+                )
+            return value
+        if not value:
+            raise ValueError("must name at least one knob")
+        return {str(name): _canonical_values(str(name), entry) for name, entry in value.items()}
+
+    @field_validator("overrides")
+    @classmethod
+    def _known_knobs(cls, value: dict[str, str | KnobOverride]) -> dict[str, str | KnobOverride]:
+        for target in value.values():
+            name = target if isinstance(target, str) else target.knob
+            if name in ("micro_batch_num", "global_batch_size"):
+                continue
+            try:
+                knob(name)
+            except SearchError as error:
+                raise ValueError(str(error)) from None
+        return value
+
+
+def _canonical_values(name: str, entry: object) -> SpaceValue:
+    try:
+        if entry == "auto":
+            knob(name)
+            return "auto"
+        if isinstance(entry, list):
+            if not entry:
+                raise ValueError(f"{name} must list at least one value, but got []")
+            values = [canonical(name, value) for value in entry]
+            if len(set(map(repr, values))) != len(values):
+                raise ValueError(f"{name} must list each value once, but got {entry!r}")
+            return values
+        return canonical(name, entry)
+    except SearchError as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,1 @@
+"""The signal table and the decision log of a run."""

@@ -1,0 +1,1 @@
+"""Launching, supervising and measuring trials."""

@@ -1,0 +1,1 @@
+"""The reference workload and the experiments that measure mindtune itself."""

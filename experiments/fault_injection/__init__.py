@@ -1,0 +1,1 @@
+"""Real faults, guarded against unguarded."""

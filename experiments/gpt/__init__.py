@@ -1,0 +1,1 @@
+"""Reference workload: a byte-level GPT on the Python standard library's own source."""

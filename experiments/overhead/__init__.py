@@ -1,0 +1,1 @@
+"""What the training step and the policies cost."""

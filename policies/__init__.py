@@ -1,0 +1,1 @@
+"""The inner brain: pure decisions within one run."""

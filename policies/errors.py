@@ -1,0 +1,9 @@
+"""Errors of this room; the command line maps them to exit code 2."""
+
+from __future__ import annotations
+
+__all__ = ["PolicyError"]
+
+
+class PolicyError(Exception):
+    """A policy was configured or used against its rules; the message says rule, value, remedy."""

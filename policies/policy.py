@@ -1,0 +1,64 @@
+"""The protocol that every policy follows, and the feedback it gets about its earlier actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from mindtune.policies.decisions import Decision
+from mindtune.policies.findings import Finding
+from mindtune.policies.signals import Observation
+
+__all__ = ["Feedback", "KnobFeedback", "Policy", "Verdict"]
+
+Verdict = Literal["granted", "refused", "observed", "undone"]
+"""granted: applied; refused: by bound, cool-down, budget or conflict; observed: in observe mode;
+undone: taken back because the outcome was worse."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnobFeedback:
+    """What became of the last request on one knob."""
+
+    step: int
+    """Step at which it was asked for."""
+    requested: float
+    """Value that the policy asked for."""
+    granted: float | None
+    """Value that the arbiter sent to the actuator; None if refused or only observed."""
+    verdict: Verdict
+    reason: str
+    """The arbiter's reason for a refusal or an undo."""
+    effective: bool | None = None
+    """Whether the step reported the granted value as acting; None until it has reported."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feedback:
+    """Per knob, what was last granted, refused, undone or found ineffective."""
+
+    knobs: Mapping[str, KnobFeedback] = field(default_factory=dict)
+
+
+class Policy(Protocol):
+    """A pure function of observation, findings, feedback and its own frozen state.
+
+    No clock, no randomness, no rank: equal inputs give equal outputs, so a log can be replayed.
+    """
+
+    @property
+    def name(self) -> str:
+        """Key under `policies:` in a study file, and the `policy` field of a decision record."""
+
+    def init(self) -> Any:
+        """Return the state before the first step: a frozen, JSON-serialisable dataclass."""
+
+    def decide(
+        self,
+        observation: Observation,
+        findings: Sequence[Finding],
+        feedback: Feedback,
+        state: Any,
+    ) -> tuple[Decision, Any]:
+        """Return the decision for this step and the next state; never raises on any signal."""

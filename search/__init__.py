@@ -1,0 +1,1 @@
+"""The outer brain: pure decisions between runs."""
