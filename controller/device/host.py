@@ -1,0 +1,155 @@
+"""The host as a device: this process tree on the cores and the memory it may use."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from mindtune.controller.device.reading import DeviceReading, ProbeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["HostProbe", "cpu_name", "host_memory_bytes", "usable_cores"]
+
+_CGROUP = Path("/sys/fs/cgroup")
+# Walking every process of a machine costs milliseconds, and data workers live for a whole run.
+_TREE_REFRESH_S = 5.0
+# Names of the package sensor in Linux' hwmon: Intel, AMD, Arm boards.
+_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
+
+
+class HostProbe:
+    """Reads this process with its children.
+
+    Utilization is their processor time between two reads over wall time x usable cores; time of
+    children that ended in between is lost. Memory is their resident set (pages shared between
+    them count once each) against the machine's memory or the container's limit. Power: None.
+
+    Args:
+        pid: Root of the process tree; None: this process.
+        clock: Wall time in seconds.
+    """
+
+    name = "host"
+    min_period_s = 0.1
+
+    def __init__(
+        self, *, pid: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._root = psutil.Process(pid)
+        self._clock = clock
+        self._cores = usable_cores()
+        self._total_bytes = host_memory_bytes()
+        self._has_sensor = _package_temperature() is not None
+        self._tree: list[psutil.Process] = []
+        self._tree_time = -_TREE_REFRESH_S
+        self._cpu_s: dict[psutil.Process, float] = {}
+        self._read_time = self._clock()
+        self._cpu_s, _ = self._measure(self._read_time)
+        self.name = f"host ({self._cores:g} cores)"
+
+    def read(self) -> DeviceReading:
+        """Reads the process tree once.
+
+        Raises:
+            ProbeError: The root process is gone.
+        """
+        now = self._clock()
+        cpu_s, memory_bytes = self._measure(now)
+        # A process seen for the first time has no earlier value: it counts from the next read.
+        used_s = sum(total - self._cpu_s.get(process, total) for process, total in cpu_s.items())
+        elapsed_s = now - self._read_time
+        self._cpu_s, self._read_time = cpu_s, now
+        return DeviceReading(
+            device_utilization=(
+                min(max(used_s, 0.0) / (elapsed_s * self._cores), 1.0) if elapsed_s > 0 else None
+            ),
+            device_memory_used_bytes=memory_bytes,
+            device_memory_total_bytes=self._total_bytes,
+            device_temperature_c=_package_temperature() if self._has_sensor else None,
+        )
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _measure(self, now: float) -> tuple[dict[psutil.Process, float], int]:
+        """Processor seconds of each process of the tree, and their resident bytes."""
+        try:
+            if now - self._tree_time >= _TREE_REFRESH_S:
+                self._tree = [self._root, *self._root.children(recursive=True)]
+                self._tree_time = now
+        except psutil.NoSuchProcess as error:
+            raise ProbeError(f"process {self._root.pid} is gone") from error
+        costs = {process: _cost(process) for process in self._tree}
+        if costs[self._root] is None:
+            raise ProbeError(f"process {self._root.pid} is gone")
+        alive = {process: cost for process, cost in costs.items() if cost is not None}
+        cpu_s = {process: seconds for process, (seconds, _) in alive.items()}
+        return cpu_s, sum(resident for _, resident in alive.values())
+
+
+def usable_cores() -> float:
+    """Cores that this process may use: its affinity, less where a container sets a quota."""
+    affinity = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    quota = _read_words(_CGROUP / "cpu.max")
+    if len(quota) == 2 and quota[0].isdecimal() and quota[1].isdecimal():
+        return min(float(affinity), int(quota[0]) / int(quota[1]))
+    return float(affinity)
+
+
+def host_memory_bytes() -> int:
+    """Memory of the machine, or the container's limit where that is smaller."""
+    total = int(psutil.virtual_memory().total)
+    limit = _read_words(_CGROUP / "memory.max")
+    if len(limit) == 1 and limit[0].isdecimal():
+        return min(total, int(limit[0]))
+    return total
+
+
+def cpu_name() -> str:
+    """Model name of the processor, as Linux gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return "unnamed processor"
+
+
+def _cost(process: psutil.Process) -> tuple[float, int] | None:
+    """Processor seconds and resident bytes; None where the process has ended."""
+    try:
+        with process.oneshot():
+            times = process.cpu_times()
+            return times.user + times.system, int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _read_words(path: Path) -> list[str]:
+    """Words of a one-line kernel file; empty where there is no such file."""
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except OSError:
+        return []
+
+
+def _package_temperature() -> float | None:
+    """Temperature of the processor in degrees Celsius; None where there is no sensor."""
+    if not hasattr(psutil, "sensors_temperatures"):
+        return None
+    sensors = psutil.sensors_temperatures()
+    for name in _SENSORS:
+        if sensors.get(name):
+            return float(sensors[name][0].current)
+    return None

@@ -1,0 +1,272 @@
+"""Raises a hang, which ends no step and so is seen by no policy.
+
+Theory of operation. The training thread says `heartbeat(step, phase)` whenever it enters a phase;
+each heartbeat replaces the one before, of whatever phase, so a forgotten "save began" cannot kill
+a run that has gone on. A thread compares the age of the newest heartbeat with the limit of its
+phase. Past the limit it writes the stacks of all Python threads into a file, calls the owner's
+callback once, and ends the process where that is asked for. The next heartbeat ends the stall and
+arms the watchdog again. `reset()` forgets everything, as after a restart from a checkpoint.
+
+The limit of training adapts to the median time between its heartbeats, whether these come once a
+step or once per sink of many steps. Time in which the watchdog itself did not run (a suspended
+process or machine) is not counted against training.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
+
+from mindtune.controller.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ["HANG_EXIT_CODE", "Hang", "Phase", "Watchdog", "WatchdogLimits"]
+
+Phase = Literal["compile", "train", "eval", "save"]
+"""What the training thread does; the values of the column `phase` of `signals.csv`."""
+
+HANG_EXIT_CODE: Final = 3
+"""Exit code of a run that failed."""
+
+_LOGGER = logging.getLogger(__name__)
+_HISTORY = 101
+# Before this many intervals the median says little; the least limit holds alone.
+_MIN_HISTORY = 3
+# A poll that comes this late means that the process did not run, not that training stood still.
+_LATE_POLL_S = 5.0
+_FAREWELL_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchdogLimits:
+    """Longest time without a heartbeat, in seconds, by phase."""
+
+    compile_s: float = 30 * 60.0
+    """Start-up, first step and every later compile; a first step of 15 minutes is healthy
+    (DLRover pull request 1749)."""
+    train_min_s: float = 10 * 60.0
+    """Least limit while training (DLRover's hang detector uses 10 minutes)."""
+    train_factor: float = 20.0
+    """Multiple of the median time between heartbeats, where that is longer."""
+    eval_s: float = 30 * 60.0
+    """Evaluation."""
+    save_s: float = 30 * 60.0
+    """Writing a checkpoint."""
+
+    def __post_init__(self) -> None:
+        for name in ("compile_s", "train_min_s", "train_factor", "eval_s", "save_s"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ConfigError(
+                    f"{name} of the watchdog must be above 0, but got {value}; "
+                    "use inf to switch that limit off."
+                )
+
+
+class Hang(NamedTuple):
+    """A stall past its limit."""
+
+    stalled_s: float
+    """Age of the newest heartbeat."""
+    limit_s: float
+    step: int
+    """Step of the newest heartbeat; 0 before the first."""
+    phase: Phase
+    stacks: Path | None
+    """File with the stacks of all Python threads; None where none was written."""
+
+    def message(self) -> str:
+        """One line for findings, logs and alerts."""
+        where = f"; Python stacks in {self.stacks}" if self.stacks is not None else ""
+        return (
+            f"no heartbeat for {self.stalled_s:.0f} s in phase {self.phase} after step "
+            f"{self.step} (limit {self.limit_s:.0f} s){where}"
+        )
+
+
+class _Beat(NamedTuple):
+    step: int
+    phase: Phase
+    time_s: float
+
+
+class Watchdog:
+    """Watches the heartbeats of one training thread.
+
+    Args:
+        on_hang: Called once per stall, from the watchdog's thread; it raises the finding `hang`.
+        limits: Longest times without a heartbeat.
+        stacks_path: File that stacks are appended to; None: none are written.
+        exit_on_hang: End the process with code 3 once `on_hang` returns, 30 s later at most. No
+            cleanup runs: a thread that hangs would not let it.
+        poll_s: Time between two looks at the newest heartbeat.
+        clock: Monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        on_hang: Callable[[Hang], None],
+        *,
+        limits: WatchdogLimits | None = None,
+        stacks_path: Path | None = None,
+        exit_on_hang: bool = False,
+        poll_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not poll_s > 0:
+            raise ConfigError(f"poll_s must be above 0 seconds, but got {poll_s}; e.g. 1.")
+        self._on_hang = on_hang
+        self._limits = WatchdogLimits() if limits is None else limits
+        self._stacks_path = stacks_path
+        self._exit_on_hang = exit_on_hang
+        self._poll_s = poll_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._intervals: deque[float] = deque(maxlen=_HISTORY)
+        self._beat = _Beat(0, "compile", clock())
+        self._raised = False
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread, in phase `compile` until the first heartbeat."""
+        self.reset()
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._run, name="mindtune-watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; harmless when called twice or before `start`."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5.0)
+
+    def reset(self) -> None:
+        """Forgets all heartbeats, as after a restart: the next step may compile again."""
+        with self._lock:
+            self._intervals.clear()
+            self._beat = _Beat(0, "compile", self._clock())
+            self._raised = False
+
+    def heartbeat(self, step: int, phase: Phase) -> None:
+        """Says that the training thread is alive and what it does from now on.
+
+        Args:
+            step: Last step begun.
+            phase: What follows.
+
+        Raises:
+            ConfigError: There is no such phase.
+        """
+        if phase not in _PHASES:
+            raise ConfigError(f"phase must be one of {', '.join(_PHASES)}, but got {phase!r}.")
+        now_s = self._clock()
+        with self._lock:
+            last = self._beat
+            if last.phase == phase == "train" and step > last.step:
+                self._intervals.append(now_s - last.time_s)
+            self._beat = _Beat(step, phase, now_s)
+            recovered = self._raised
+            self._raised = False
+        if recovered:
+            _LOGGER.warning("step %d: going on after %.0f s", step, now_s - last.time_s)
+
+    def limit_s(self) -> float:
+        """Longest time without a heartbeat that the present phase allows."""
+        with self._lock:
+            return self._limit_s(self._beat.phase)
+
+    def check(self) -> Hang | None:
+        """Looks once, as the thread does every `poll_s`; raises a stall that is new.
+
+        Returns:
+            The stall, where this call is the one that raised it.
+        """
+        with self._lock:
+            beat = self._beat
+            limit_s = self._limit_s(beat.phase)
+            stalled_s = self._clock() - beat.time_s
+            if self._raised or stalled_s <= limit_s:
+                return None
+            self._raised = True
+        hang = Hang(stalled_s, limit_s, beat.step, beat.phase, None)
+        hang = hang._replace(stacks=self._write_stacks(hang))
+        _LOGGER.critical("%s", hang.message())
+        if self._exit_on_hang:
+            # Should the callback hang as well, the process ends all the same.
+            farewell = threading.Timer(_FAREWELL_S, _exit_now)
+            farewell.daemon = True
+            farewell.start()
+        try:
+            self._on_hang(hang)
+        except Exception:
+            _LOGGER.exception("the callback for a hang failed")
+        if self._exit_on_hang:
+            _exit_now()
+        return hang
+
+    def _limit_s(self, phase: Phase) -> float:
+        limits = self._limits
+        if phase == "train":
+            if len(self._intervals) < _MIN_HISTORY:
+                return limits.train_min_s
+            adapted_s = limits.train_factor * statistics.median(self._intervals)
+            return max(limits.train_min_s, adapted_s)
+        return {"compile": limits.compile_s, "eval": limits.eval_s, "save": limits.save_s}[phase]
+
+    def _write_stacks(self, hang: Hang) -> Path | None:
+        """Appends the stacks of all Python threads to the file; None where that fails."""
+        if self._stacks_path is None:
+            return None
+        try:
+            with self._stacks_path.open("a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {hang.message()}\n")
+                file.flush()
+                faulthandler.dump_traceback(file=file, all_threads=True)
+                file.write("\n")
+        except OSError as error:
+            _LOGGER.warning("stacks not written: %s", error)
+            return None
+        return self._stacks_path
+
+    def _run(self) -> None:
+        looked_s = self._clock()
+        while not self._stop.wait(self._poll_s):
+            now_s = self._clock()
+            late_s = now_s - looked_s - self._poll_s
+            looked_s = now_s
+            if late_s > _LATE_POLL_S:
+                self._forgive(late_s)
+            self.check()
+
+    def _forgive(self, late_s: float) -> None:
+        """Moves the newest heartbeat on by time in which this process did not run."""
+        with self._lock:
+            now_s = self._clock()
+            self._beat = self._beat._replace(time_s=min(self._beat.time_s + late_s, now_s))
+
+
+_PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+def _exit_now() -> None:
+    """Ends the process without cleanup, but with its last words written."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            # A closed pipe takes nothing more; the exit code still tells.
+            continue
+    os._exit(HANG_EXIT_CODE)
