@@ -1,0 +1,125 @@
+"""One live factor over the learning rate, whatever form the optimizer holds it in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import dtype as mstype
+from mindspore.nn.learning_rate_schedule import LearningRateSchedule
+
+__all__ = ["LearningRate", "ScaledSchedule"]
+
+
+class ScaledSchedule(LearningRateSchedule):
+    """A schedule multiplied by a Parameter; a factor of 1 leaves every bit as it is."""
+
+    def __init__(self, schedule: nn.Cell, scale: Parameter) -> None:
+        super().__init__()
+        # A prefix would rename the schedule's own Parameters in checkpoints.
+        self._auto_prefix = False
+        self.schedule = schedule
+        self.scale = scale
+
+    def construct(self, global_step: Any) -> Any:
+        """Return the scaled rate of a step."""
+        return self.schedule(global_step) * self.scale
+
+
+class LearningRate(nn.Cell):
+    """The optimizer's learning rate as a scale over its schedule.
+
+    Schedules and tables are cells: they are wrapped in `ScaledSchedule`, and the wrapper replaces
+    them in the optimizer. A plain float is a Parameter that the optimizer reads: it is written as
+    base x scale. Groups hold one or the other per group; `mindspore.experimental.optim` and
+    `mint.optim` hold Parameters.
+
+    A Parameter that somebody else wrote since (MindSpore's `ReduceLROnPlateau`, say) is taken as
+    the new base the next time the scale is set.
+    """
+
+    def __init__(self, optimizer: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self._dynamic = bool(getattr(optimizer, "dynamic_lr", False))
+        self._grouped = bool(getattr(optimizer, "is_group_lr", False))
+        wrapped = _wrapped_scale(optimizer) if self._dynamic else None
+        self.scale = (
+            _float_parameter(1.0, "mindtune.learning_rate_scale") if wrapped is None else wrapped
+        )
+        self.rates = ParameterTuple(())
+        self.bases = ParameterTuple(())
+        if self._dynamic:
+            _wrap_schedules(optimizer, self.scale, grouped=self._grouped)
+            self.first = optimizer.learning_rate[0] if self._grouped else optimizer.learning_rate
+            self.global_step = optimizer.global_step
+        else:
+            rates = _rate_parameters(optimizer, grouped=self._grouped)
+            self.rates = ParameterTuple(rates)
+            self.bases = ParameterTuple(
+                _float_parameter(float(rate.asnumpy()), f"mindtune.base_learning_rate.{index}")
+                for index, rate in enumerate(rates)
+            )
+
+    def construct(self) -> Any:
+        """Return (rate of the first group that acts in the next update, factor that acts).
+
+        For Parameters the factor is measured: the rate over its base.
+        """
+        if self._dynamic:
+            return self.first(self.global_step).reshape(()), self.scale.value()
+        rate = self.rates[0].value()
+        base = self.bases[0].value()
+        scale = self.scale.value()
+        return rate, ops.where(ops.equal(rate, base * scale), scale, rate / base)
+
+    def set_scale(self, scale: float) -> None:
+        """Make `scale` the factor of every group from the next update on."""
+        old = np.float32(self.scale.asnumpy())
+        new = np.float32(scale)
+        for rate, base in zip(self.rates, self.bases, strict=True):
+            base_value = np.float32(base.asnumpy())
+            current = np.float32(rate.asnumpy())
+            if current != base_value * old:
+                base_value = current / old if old else current
+                ops.assign(base, Tensor(base_value, mstype.float32))
+            ops.assign(rate, Tensor(base_value * new, rate.dtype))
+        ops.assign(self.scale, Tensor(new, mstype.float32))
+
+
+def _float_parameter(value: float, name: str) -> Parameter:
+    return Parameter(Tensor(value, mstype.float32), name=name, requires_grad=False)
+
+
+def _wrapped_scale(optimizer: nn.Cell) -> Parameter | None:
+    """The scale of an optimizer whose schedule an earlier training step has wrapped."""
+    schedule = optimizer.learning_rate
+    first = schedule[0] if isinstance(schedule, nn.CellList) else schedule
+    return first.scale if isinstance(first, ScaledSchedule) else None
+
+
+def _wrap_schedules(optimizer: nn.Cell, scale: Parameter, *, grouped: bool) -> None:
+    if not grouped:
+        if not isinstance(optimizer.learning_rate, ScaledSchedule):
+            optimizer.learning_rate = ScaledSchedule(optimizer.learning_rate, scale)
+        return
+    # The list holds one entry per weight; weights of one group share the cell.
+    wrapped: dict[int, ScaledSchedule] = {}
+    cells = []
+    for schedule in optimizer.learning_rate:
+        if isinstance(schedule, ScaledSchedule):
+            cells.append(schedule)
+            continue
+        if id(schedule) not in wrapped:
+            wrapped[id(schedule)] = ScaledSchedule(schedule, scale)
+        cells.append(wrapped[id(schedule)])
+    optimizer.learning_rate = nn.CellList(cells, auto_prefix=False)
+
+
+def _rate_parameters(optimizer: nn.Cell, *, grouped: bool) -> tuple[Parameter, ...]:
+    """The distinct learning-rate Parameters of an optimizer, in the order of its groups."""
+    if hasattr(optimizer, "param_groups"):
+        found = [group["lr"] for group in optimizer.param_groups]
+    else:
+        found = list(optimizer.learning_rate) if grouped else [optimizer.learning_rate]
+    return tuple({id(rate): rate for rate in found}.values())
