@@ -7,6 +7,9 @@ phase. Past the limit it writes the stacks of all Python threads into a file, ca
 callback once, and ends the process where that is asked for. The next heartbeat ends the stall and
 arms the watchdog again. `reset()` forgets everything, as after a restart from a checkpoint.
 
+A thread that hangs while it holds the interpreter's lock stops this thread too; MindSpore's
+compile and run calls let go of it (seen with 2.10: another thread ran every 10 ms throughout).
+
 The limit of training adapts to the median time between its heartbeats, whether these come once a
 step or once per sink of many steps. Time in which the watchdog itself did not run (a suspended
 process or machine) is not counted against training.
@@ -14,6 +17,7 @@ process or machine) is not counted against training.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -264,9 +268,7 @@ def _exit_now() -> None:
     """Ends the process without cleanup, but with its last words written."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        try:
+        # A closed pipe takes nothing more; the exit code still tells.
+        with contextlib.suppress(OSError, ValueError):
             stream.flush()
-        except (OSError, ValueError):
-            # A closed pipe takes nothing more; the exit code still tells.
-            continue
     os._exit(HANG_EXIT_CODE)
