@@ -1,0 +1,121 @@
+"""Turn a study's command into what is really executed."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mindtune.controller.contract import ENV_TRIAL_DIR
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.memory_log import log_environment
+
+__all__ = ["CONFIG_PLACEHOLDER", "free_port", "msrun_command", "resolve_command",
+           "trial_environment"]  # fmt: skip
+
+CONFIG_PLACEHOLDER = "{config}"
+_INTERPRETER = "python"
+_PORTS = range(20000, 32000)
+"""Below Linux's ephemeral ports (32768 up), where an outgoing connection may sit."""
+
+
+def resolve_command(command: Sequence[str], *, config: Path, base_dir: Path) -> list[str]:
+    """Return the command with its config, interpreter and files filled in.
+
+    `{config}` becomes the path of the config, a first word `python` the running interpreter, and
+    every argument that names a file in `base_dir` the absolute path of that file, since a trial
+    runs in a folder of its own.
+
+    Args:
+        command: program and arguments as the user wrote them.
+        config: config file of the trial.
+        base_dir: folder of the file that holds the command.
+
+    Raises:
+        ConfigError: a Python script that the command names does not exist.
+    """
+    resolved = []
+    for word in command:
+        path = base_dir / word
+        if CONFIG_PLACEHOLDER in word:
+            resolved.append(word.replace(CONFIG_PLACEHOLDER, str(config.resolve())))
+        elif word and not word.startswith("-") and path.is_file():
+            resolved.append(str(path.resolve()))
+        else:
+            resolved.append(word)
+    if command[0] == _INTERPRETER:
+        resolved[0] = sys.executable
+        script = resolved[1] if len(resolved) > 1 else ""
+        if script.endswith(".py") and not Path(script).is_file():
+            raise ConfigError(
+                f"the script in the command must exist, but got {command[1]!r} and there is no "
+                f"{base_dir / command[1]}; give it relative to the file that names it."
+            )
+    return resolved
+
+
+def trial_environment(
+    extra: Mapping[str, str], *, trial_dir: Path, mark: str, base: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the whole environment of a trial.
+
+    Args:
+        extra: variables of the config (knobs `env.NAME`); they win.
+        trial_dir: the trial's folder.
+        mark: entry ("NAME=value") that all processes of the trial carry.
+        base: what to start from; None: the environment of this process.
+    """
+    environment = dict(os.environ if base is None else base)
+    # A log that is still in a buffer when a process is killed is lost.
+    environment.setdefault("PYTHONUNBUFFERED", "1")
+    # msrun starts whatever is called `python` on the path: it must be this interpreter.
+    interpreter_dir = str(Path(sys.executable).parent)
+    environment["PATH"] = os.pathsep.join(
+        [interpreter_dir, *filter(None, [environment.get("PATH")])]
+    )
+    environment.update(extra)
+    environment.update(log_environment(environment))
+    environment[ENV_TRIAL_DIR] = str(trial_dir)
+    name, _, value = mark.partition("=")
+    environment[name] = value
+    return environment
+
+
+def msrun_command(
+    command: Sequence[str], *, num_ranks: int, rank_dir: Path, port: int, cluster_timeout_s: float
+) -> list[str]:
+    """Return `command` on `num_ranks` ranks of this machine under msrun.
+
+    Every process is started through `rank_process`, which keeps its exit code in `rank_dir`.
+    """
+    # msrun takes only these names for an interpreter and looks them up on the path.
+    has_python = (Path(sys.executable).parent / _INTERPRETER).exists()
+    return [
+        sys.executable, "-m", "mindspore.parallel.cluster.run",
+        f"--worker_num={num_ranks}",
+        f"--local_worker_num={num_ranks}",
+        f"--master_port={port}",
+        f"--log_dir={rank_dir}",
+        "--join=True",
+        f"--cluster_time_out={max(1, round(cluster_timeout_s))}",
+        _INTERPRETER if has_python else "python3",
+        "-m", "mindtune.controller.trials.rank_process", str(rank_dir), *command,
+    ]  # fmt: skip
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens on now; launches at the same time get others."""
+    for port in random.SystemRandom().sample(_PORTS, 64):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise ConfigError(
+        f"msrun needs a free TCP port between {_PORTS[0]} and {_PORTS[-1]}, but 64 tries found "
+        "none; end the programs that hold them."
+    )

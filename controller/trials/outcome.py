@@ -1,0 +1,255 @@
+"""Give a finished launch its typed outcome.
+
+Order of precedence: what the launcher did (deadline, stop, interruption), then the outcome that a
+rank wrote itself, then exit codes, then the exception in a log. A trial that wrote "ok" and then
+failed is a crash whose measurements are kept.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mindtune.controller.contract import (
+    Outcome,
+    TrialRecord,
+    TrialResult,
+    read_document,
+    write_json,
+)
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.failure_text import is_out_of_memory, last_exception, read_tail
+from mindtune.controller.trials.launcher import LaunchReport
+from mindtune.controller.trials.memory_log import worst_pool_peak
+from mindtune.search.errors import SearchError
+from mindtune.search.knobs import DERIVED, KnobValue, canonical
+
+__all__ = ["TrialOutcome", "differing_knobs", "judge", "record_outcome"]
+
+_RSS = "rss"
+_NEAR_LIMIT = 0.8
+"""Share of the machine's memory from which on an unexplained SIGKILL is taken for the kernel's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialOutcome:
+    """The outcome of a trial with what it measured."""
+
+    record: TrialRecord
+    result: TrialResult | None
+    """What rank 0 left; None: nothing readable. A failed trial's measurements may be partial."""
+    attempts: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Finding:
+    outcome: Outcome
+    message: str = ""
+
+
+def judge(report: LaunchReport, *, knobs: Mapping[str, KnobValue]) -> TrialOutcome:
+    """Return the typed outcome of a launch.
+
+    Args:
+        report: how the launch ended.
+        knobs: the config that was asked for, compared with `effective` of the result.
+    """
+    result, unreadable = _read_result(report.trial_dir / "result.json")
+    finding = _launcher_finding(report)
+    if finding is None:
+        finding = _worker_finding(report, result)
+    if finding is None and unreadable:
+        finding = _Finding(outcome="crash", message=unreadable)
+    if finding is None:
+        finding = _exit_finding(report, result)
+    if finding is None and result is not None:
+        finding = _settings_finding(result, knobs)
+    if finding is None:
+        finding = _Finding(outcome="ok", message=result.message if result is not None else "")
+    memory, source = _memory(report, result)
+    record = TrialRecord(
+        outcome=finding.outcome,
+        exit_codes=report.supervised.exit_codes,
+        wall_s=report.supervised.wall_s,
+        message=finding.message,
+        peak_memory_bytes=memory,
+        memory_source=source,
+    )
+    return TrialOutcome(record=record, result=result, attempts=report.attempts)
+
+
+def record_outcome(
+    report: LaunchReport, *, knobs: Mapping[str, KnobValue], config_hash: str | None = None
+) -> TrialOutcome:
+    """Judge a launch and write its trial.json, atomically."""
+    outcome = judge(report, knobs=knobs)
+    record = outcome.record.model_copy(update={"config_hash": config_hash})
+    write_json(report.trial_dir / TrialRecord.FILE, record)
+    return replace(outcome, record=record)
+
+
+def differing_knobs(
+    effective: Mapping[str, Any], knobs: Mapping[str, KnobValue]
+) -> dict[str, tuple[KnobValue, Any]]:
+    """Return knob -> (asked for, read back) for every knob that was read back differently.
+
+    Values are compared in canonical spelling. A knob that was not read back is not judged.
+    """
+    return {
+        name: (asked, effective[name])
+        for name, asked in knobs.items()
+        if name in effective and _spelled(name, effective[name]) != _spelled(name, asked)
+    }
+
+
+def _spelled(name: str, value: Any) -> object:
+    if name in DERIVED:
+        return value
+    try:
+        return canonical(name, value)
+    except SearchError:
+        return value
+
+
+def _read_result(path: Path) -> tuple[TrialResult | None, str]:
+    """Return the result and "", or None and why it cannot be read ("" when there is none)."""
+    if not path.exists():
+        return None, ""
+    try:
+        return read_document(TrialResult, path), ""
+    except ConfigError as error:
+        return None, f"{path.name} is not readable: {error}"
+
+
+def _launcher_finding(report: LaunchReport) -> _Finding | None:
+    supervised = report.supervised
+    match supervised.ended_by:
+        case "not_started":
+            message = f"the command could not be started: {supervised.error}"
+            return _Finding(outcome="crash", message=message)
+        case "startup_deadline" | "deadline":
+            message = (
+                "no step was recorded within the startup deadline"
+                if supervised.ended_by == "startup_deadline"
+                else "the trial had not ended at its deadline"
+            )
+            # A rank that failed while the others wait is the usual cause of a hang.
+            cause = _logged_exception(report, list(report.logs))
+            message += f" ({supervised.wall_s:.0f} s)" + (
+                f"; last exception: {cause}" if cause else ""
+            )
+            return _Finding(outcome="timeout", message=message)
+        case "stop":
+            return _Finding(outcome="pruned", message=report.stop_reason or "")
+        case "parent_died" | "terminated":
+            message = supervised.error or "the trial was ended from outside"
+            return _Finding(outcome="interrupted", message=message)
+        case "exit" | "rank_failed":
+            return None
+
+
+def _worker_finding(report: LaunchReport, result: TrialResult | None) -> _Finding | None:
+    """Return the failure that a rank wrote itself; the root cause when there are several."""
+    failures = []
+    if result is not None and result.outcome != "ok":
+        failures.append(((report.trial_dir / "result.json").stat().st_mtime, 0, result))
+    for path in report.trial_dir.glob("result.rank*.json"):
+        rank_result, unreadable = _read_result(path)
+        if unreadable:
+            return _Finding(outcome="crash", message=unreadable)
+        number = path.name.split(".")[1].removeprefix("rank")
+        if rank_result is not None and rank_result.outcome != "ok" and number.isdecimal():
+            failures.append((path.stat().st_mtime, int(number), rank_result))
+    if not failures:
+        return None
+    # When one rank runs out of memory the others crash in their next collective: a cause that has
+    # a type of its own comes before a crash, then the earlier before the later.
+    failures.sort(key=lambda failure: (failure[2].outcome == "crash", failure[0]))
+    _, rank, cause = failures[0]
+    message = cause.message or _logged_exception(report, [f"rank{rank}"]) or ""
+    outcome: Outcome = cause.outcome
+    if outcome == "crash" and is_out_of_memory(message):
+        outcome = "oom"
+    return _Finding(outcome=outcome, message=_with_rank(report, rank, message))
+
+
+def _with_rank(report: LaunchReport, rank: int, message: str) -> str:
+    return f"rank {rank}: {message}" if report.num_ranks > 1 else message
+
+
+def _exit_finding(report: LaunchReport, result: TrialResult | None) -> _Finding | None:
+    """Return the failure that exit codes tell, of processes that ended by themselves."""
+    supervised = report.supervised
+    own = {name: supervised.exit_codes[name] for name in supervised.own_exits}
+    ranks = {name: code for name, code in own.items() if name.startswith("rank")}
+    # msrun's own code says nothing about the ranks once they have left theirs.
+    codes = ranks or own
+    failed = {name: code for name, code in codes.items() if code}
+    if not failed:
+        if result is not None:
+            return None
+        message = "the program ended with exit code 0 but left no result.json"
+        return _Finding(outcome="crash", message=message)
+    name, code = next(iter(failed.items()))
+    cause = _logged_exception(report, [name]) or ""
+    after = " after an ok result" if result is not None and result.outcome == "ok" else ""
+    how = _exit_text(code) + after
+    message = f"{cause} ({how})" if cause else how
+    if name.startswith("rank"):
+        message = _with_rank(report, int(name.removeprefix("rank")), message)
+    if is_out_of_memory(cause) or _killed_for_memory(report, code):
+        return _Finding(outcome="oom", message=message)
+    return _Finding(outcome="crash", message=message)
+
+
+def _exit_text(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+def _killed_for_memory(report: LaunchReport, code: int | None) -> bool:
+    """Tell whether a SIGKILL that was not ours was the kernel's for lack of memory."""
+    supervised = report.supervised
+    if code != -signal.SIGKILL:
+        return False
+    limit = supervised.memory_limit_bytes
+    used = max(supervised.peak_rss_bytes, supervised.peak_tree_rss_bytes)
+    return supervised.kernel_oom_kills > 0 or (limit is not None and used >= _NEAR_LIMIT * limit)
+
+
+def _settings_finding(result: TrialResult, knobs: Mapping[str, KnobValue]) -> _Finding | None:
+    different = differing_knobs(result.effective, knobs)
+    if not different:
+        return None
+    listed = ", ".join(
+        f"{name}: {asked!r}, but {got!r} acted" for name, (asked, got) in different.items()
+    )
+    return _Finding(outcome="bad_config", message=f"a knob did not take effect: {listed}")
+
+
+def _logged_exception(report: LaunchReport, processes: Iterable[str]) -> str | None:
+    """Return the last exception in the logs of the first process that has one."""
+    for name in [*processes, "command"]:
+        for path in report.logs.get(name, ()):
+            found = last_exception(read_tail(path))
+            if found is not None:
+                return found
+    return None
+
+
+def _memory(report: LaunchReport, result: TrialResult | None) -> tuple[int | None, str | None]:
+    """Return the worst rank's peak and its source, the most telling one that there is."""
+    reported = result.peak_memory_bytes if result is not None else None
+    source = (result.memory_source if result is not None else None) or "allocator"
+    if reported is not None and source != _RSS:
+        return reported, source
+    logs = [path for name, paths in report.logs.items() if name != "scheduler" for path in paths]
+    pool = worst_pool_peak(logs, num_ranks=report.num_ranks)
+    if pool is not None:
+        return pool, "pool"
+    resident = reported or report.supervised.peak_rss_bytes
+    return (resident, _RSS) if resident else (None, None)

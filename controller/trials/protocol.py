@@ -1,0 +1,95 @@
+"""What the launcher and its supervisor tell each other: one JSON line each way.
+
+Standard library only: a supervisor has to start fast and to stay small next to a training.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+__all__ = ["EndedBy", "SupervisorReport", "SupervisorSpec"]
+
+EndedBy = Literal[
+    "exit",
+    "startup_deadline",
+    "deadline",
+    "stop",
+    "rank_failed",
+    "parent_died",
+    "terminated",
+    "not_started",
+]
+"""Why a launch is over: by itself, or what made the supervisor end it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisorSpec:
+    """One launch, as the launcher asks for it."""
+
+    command: list[str]
+    trial_dir: str
+    """Working directory of the command, where it leaves its results."""
+    environment: dict[str, str]
+    """Whole environment of the command, the mark included."""
+    mark: str
+    """The environment entry ("NAME=value") that all its processes carry."""
+    parent_pid: int
+    startup_deadline_s: float
+    """From the start to the first progress."""
+    deadline_s: float
+    """From the first progress to the end."""
+    rank_dir: str | None = None
+    """Where the ranks' exit files appear; None: the command is the only rank known."""
+    num_ranks: int = 1
+    stop_grace_s: float = 10.0
+    """Between SIGTERM and SIGKILL."""
+    orphan_grace_s: float = 2.0
+    """The same when the parent died: all must be over within 5 s."""
+    failure_grace_s: float = 3.0
+    """Time for a failed trial's other ranks to leave their own outcome."""
+
+    def to_line(self) -> str:
+        """Return the spec as one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_line(cls, line: str) -> SupervisorSpec:
+        """Read what `to_line` wrote."""
+        return cls(**json.loads(line))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisorReport:
+    """How a launch ended."""
+
+    ended_by: EndedBy
+    exit_codes: dict[str, int | None] = field(default_factory=dict)
+    """"command", "rank0", "scheduler" ... -> exit code, negative: the signal; None: unknown."""
+    own_exits: tuple[str, ...] = ()
+    """Names among `exit_codes` that ended before the supervisor sent any signal, oldest first."""
+    wall_s: float = 0.0
+    made_progress: bool = False
+    peak_rss_bytes: int = 0
+    """Largest high-water mark of a single process: the worst rank."""
+    peak_tree_rss_bytes: int = 0
+    """Largest sampled sum over all processes."""
+    memory_limit_bytes: int | None = None
+    """Memory of the machine or of the control group, whichever is less."""
+    kernel_oom_kills: int = 0
+    """Out-of-memory kills that the kernel counted meanwhile, on the whole machine."""
+    processes_left: int = 0
+    error: str = ""
+    """Why the command could not be started."""
+
+    def to_line(self) -> str:
+        """Return the report as one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_line(cls, line: str) -> SupervisorReport:
+        """Read what `to_line` wrote."""
+        values: dict[str, Any] = json.loads(line)
+        values["own_exits"] = tuple(values["own_exits"])
+        return cls(**values)

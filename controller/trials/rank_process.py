@@ -1,0 +1,55 @@
+"""Stand between msrun and one of its processes to keep what msrun loses.
+
+Started by msrun as `python -m mindtune.controller.trials.rank_process DIR COMMAND...`, once per
+rank and once for the scheduler. It runs the command and leaves `DIR/exit.NAME.json` with the exit
+code and the peak memory; msrun itself always exits with 1. It also lets msrun, which only knows
+how to start `python SCRIPT`, start any program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+__all__ = ["main"]
+
+
+def _name() -> str:
+    if os.environ.get("MS_ROLE") == "MS_SCHED":
+        return "scheduler"
+    return f"rank{os.environ.get('RANK_ID', '0')}"
+
+
+def main() -> None:
+    """Run the command given on the command line and record how it ended."""
+    rank_dir, command = Path(sys.argv[1]), sys.argv[2:]
+    # The command gets the signal itself (the whole tree is signalled): this process only has to
+    # stay until the code is known. A handler, unlike SIG_IGN, is not passed on to the command.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    try:
+        code = subprocess.Popen(command).wait()
+    except OSError as error:
+        sys.stderr.write(f"cannot start {command[0]}: {error}\n")
+        code = 127
+    record = {
+        "exit_code": code,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        "ended_at": time.monotonic(),
+    }
+    name = _name()
+    partial = rank_dir / f".{name}.{os.getpid()}"
+    partial.write_text(json.dumps(record))
+    partial.replace(rank_dir / f"exit.{name}.json")
+    # A negative code is a signal; the shell's spelling of it is what an exit status can carry.
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+if __name__ == "__main__":
+    main()

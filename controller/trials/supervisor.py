@@ -1,0 +1,299 @@
+"""Run one command as a process tree that can neither outlive its parent nor its deadlines.
+
+Started as `python -m mindtune.controller.trials.supervisor`. Theory of operation:
+
+- The launcher sends a `SupervisorSpec` as the first line on standard input and keeps the pipe
+  open. The line "stop" asks for a normal stop. End of file means that the launcher is gone, even
+  by SIGKILL: then the whole tree ends within 5 s and the trial is recorded as interrupted.
+- The command runs in a session of its own. Orphans are adopted (PR_SET_CHILD_SUBREAPER), so
+  every process stays a descendant; the mark in the environment is the second net.
+- Waiting, watching or ending: `_verdict` looks at exits, failures, deadlines and orders, in this
+  order; the first verdict ends the tree, and a `SupervisorReport` goes to standard output.
+- A failed rank is known by its exit file or by its result file, never by msrun, which comes back
+  half a minute later with code 1 whatever happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mindtune.controller.trials.memory_limit import kernel_oom_kills, memory_limit_bytes
+from mindtune.controller.trials.process_tree import (
+    descendants,
+    end_processes,
+    marked,
+    peak_rss_bytes,
+    rss_bytes,
+)
+from mindtune.controller.trials.protocol import EndedBy, SupervisorReport, SupervisorSpec
+
+__all__ = ["main", "supervise"]
+
+_PR_SET_CHILD_SUBREAPER = 36
+"""From linux/prctl.h."""
+_TICK_S = 0.1
+_SAMPLE_S = 0.5
+"""Between two looks at the memory; the kernel's own high-water marks bridge the gaps."""
+
+
+class _Supervision:
+    """The state of one launch."""
+
+    def __init__(self, spec: SupervisorSpec) -> None:
+        self.spec = spec
+        self.trial_dir = Path(spec.trial_dir)
+        self.started = time.monotonic()
+        self.main: subprocess.Popen[bytes] | None = None
+        self.exits: dict[str, int] = {}
+        self.progress_at: float | None = None
+        self.failed_at: float | None = None
+        self.peak = 0
+        self.tree_peak = 0
+        self.sampled_at = 0.0
+        self.ordered: EndedBy | None = None
+        self.orphaned = False
+
+    def start(self) -> None:
+        """Start the command.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        with (
+            (self.trial_dir / "stdout.log").open("ab") as out,
+            (self.trial_dir / "stderr.log").open("ab") as err,
+        ):
+            self.main = subprocess.Popen(
+                self.spec.command,
+                cwd=self.spec.trial_dir,
+                env=self.spec.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def reap(self) -> None:
+        """Collect every ended child, adopted ones too."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.peak = max(self.peak, usage.ru_maxrss * 1024)
+            if self.main is not None and pid == self.main.pid:
+                self.main.returncode = os.waitstatus_to_exitcode(status)
+                self.exits["command"] = self.main.returncode
+
+    def read_exit_files(self) -> None:
+        """Take over the exits that the ranks' wrappers recorded, oldest first."""
+        if self.spec.rank_dir is None:
+            return
+        found = []
+        for path in Path(self.spec.rank_dir).glob("exit.*.json"):
+            name = path.name.split(".")[1]
+            if name not in self.exits:
+                record = json.loads(path.read_text())
+                self.peak = max(self.peak, record["peak_rss_bytes"])
+                found.append((record["ended_at"], name, record["exit_code"]))
+        self.exits.update({name: code for _, name, code in sorted(found)})
+
+    def sample_memory(self) -> None:
+        """Update the memory peaks of the tree."""
+        now = time.monotonic()
+        if now - self.sampled_at < _SAMPLE_S:
+            return
+        self.sampled_at = now
+        pids = [process.pid for process in descendants(os.getpid())]
+        self.tree_peak = max(self.tree_peak, sum(rss_bytes(pid) for pid in pids))
+        self.peak = max([self.peak, *(peak_rss_bytes(pid) for pid in pids)])
+
+    def made_progress(self) -> bool:
+        """Tell whether a step was recorded (a line below the header) or a result left."""
+        if (self.trial_dir / "result.json").exists():
+            return True
+        try:
+            with (self.trial_dir / "signals.csv").open("rb") as table:
+                return table.read(1 << 16).count(b"\n") > 1
+        except OSError:
+            return False
+
+    def has_failure(self) -> bool:
+        """Tell whether a rank has failed, by its exit code or by its own result."""
+        if any(code != 0 for name, code in self.exits.items() if name != "command"):
+            return True
+        for path in self.trial_dir.glob("result*.json"):
+            # A half-written file is judged when the process has ended.
+            with contextlib.suppress(OSError, ValueError):
+                result = json.loads(path.read_bytes())
+                if isinstance(result, dict) and result.get("outcome", "ok") != "ok":
+                    return True
+        return False
+
+    def is_over(self) -> bool:
+        """Tell whether the command, or every rank that it was to start, has ended."""
+        ranks = [f"rank{number}" for number in range(self.spec.num_ranks)]
+        all_ranks = self.spec.rank_dir is not None and all(rank in self.exits for rank in ranks)
+        return all_ranks or "command" in self.exits
+
+    def verdict(self) -> EndedBy | None:
+        """Return why the launch is over, or None while it goes on."""
+        self.reap()
+        self.read_exit_files()
+        if self.is_over():
+            return "exit"
+        now = time.monotonic()
+        if self.failed_at is None and self.has_failure():
+            self.failed_at = now
+        if self.failed_at is not None and now - self.failed_at >= self.spec.failure_grace_s:
+            return "rank_failed"
+        if self.progress_at is None and self.made_progress():
+            self.progress_at = now
+        if self.progress_at is None:
+            if now - self.started >= self.spec.startup_deadline_s:
+                return "startup_deadline"
+        elif now - self.progress_at >= self.spec.deadline_s:
+            return "deadline"
+        if self.parent_is_gone():
+            return "parent_died"
+        return self.ordered
+
+    def parent_is_gone(self) -> bool:
+        """Read what the launcher sent; tell whether there is no launcher any more."""
+        while not self.orphaned and select.select([0], [], [], 0)[0]:
+            # The only order is "stop", so any text is that order.
+            if os.read(0, 4096):
+                self.ordered = self.ordered or "stop"
+            else:
+                self.orphaned = True
+        # A forked copy of the launcher may hold the pipe open; the parent's id still changes.
+        return self.orphaned or os.getppid() != self.spec.parent_pid
+
+    def wait(self, wake: int) -> None:
+        """Sleep for a tick, or until an order or a signal comes."""
+        ready, _, _ = select.select([0, wake], [], [], _TICK_S)
+        if wake in ready:
+            os.read(wake, 4096)
+
+    def end(self, ended_by: EndedBy) -> SupervisorReport:
+        """End whatever is left of the tree and report."""
+        own_exits = tuple(self.exits)
+        hurried_at: float | None = None
+
+        def between() -> bool:
+            nonlocal hurried_at
+            self.reap()
+            if hurried_at is None and self.parent_is_gone():
+                hurried_at = time.monotonic()
+            return (
+                hurried_at is not None
+                and time.monotonic() - hurried_at >= self.spec.orphan_grace_s
+            )
+
+        grace = {
+            "startup_deadline": self.spec.stop_grace_s,
+            "deadline": self.spec.stop_grace_s,
+            "stop": self.spec.stop_grace_s,
+        }.get(ended_by, self.spec.orphan_grace_s)
+        left = end_processes(
+            lambda: descendants(os.getpid()) | marked(self.spec.mark),
+            grace_s=grace,
+            between=between,
+        )
+        self.reap()
+        self.read_exit_files()
+        names = [f"rank{n}" for n in range(self.spec.num_ranks)] if self.spec.rank_dir else []
+        return SupervisorReport(
+            ended_by=ended_by,
+            exit_codes={
+                name: self.exits.get(name)
+                for name in dict.fromkeys(["command", *names, *self.exits])
+            },
+            own_exits=own_exits,
+            wall_s=time.monotonic() - self.started,
+            made_progress=self.progress_at is not None or self.made_progress(),
+            peak_rss_bytes=self.peak,
+            peak_tree_rss_bytes=self.tree_peak,
+            memory_limit_bytes=memory_limit_bytes(),
+            processes_left=left,
+        )
+
+
+def supervise(spec: SupervisorSpec) -> SupervisorReport:
+    """Run the command of `spec` to its end; see the head of this module.
+
+    Orders are read from file descriptor 0. Nothing of the tree is left when this returns or
+    raises.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    oom_kills = kernel_oom_kills()
+    supervision = _Supervision(spec)
+    wake, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+
+    def order_end(_number: int, _frame: object) -> None:
+        supervision.ordered = supervision.ordered or "terminated"
+
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, order_end)
+    try:
+        supervision.start()
+    except OSError as error:
+        return SupervisorReport(ended_by="not_started", error=str(error))
+    ended_by: EndedBy | None = None
+    try:
+        while (ended_by := supervision.verdict()) is None:
+            supervision.sample_memory()
+            supervision.wait(wake)
+    finally:
+        report = supervision.end(ended_by or "terminated")
+    counted = {"kernel_oom_kills": kernel_oom_kills() - oom_kills}
+    return SupervisorReport(**{**report.__dict__, **counted})
+
+
+def _record_interruption(spec: SupervisorSpec, report: SupervisorReport) -> None:
+    """Write trial.json in place of the launcher, which is gone."""
+    record = {
+        "schema": 1,
+        "outcome": "interrupted",
+        "exit_codes": report.exit_codes,
+        "wall_s": report.wall_s,
+        "message": "the process that had started this trial went away",
+    }
+    path = Path(spec.trial_dir) / "trial.json"
+    partial = path.with_name(f".trial.json.{os.getpid()}")
+    partial.write_text(json.dumps(record, indent=2) + "\n")
+    partial.replace(path)
+
+
+def main() -> None:
+    """Read a spec from standard input, run it, print the report as one line."""
+    line = bytearray()
+    # Read byte by byte: what follows the spec belongs to `select` on the descriptor.
+    while not line.endswith(b"\n"):
+        received = os.read(0, 1)
+        if not received:
+            sys.exit("the supervisor is started by mindtune's launcher, not by hand")
+        line += received
+    spec = SupervisorSpec.from_line(line.decode())
+    report = supervise(spec)
+    if os.getppid() != spec.parent_pid or report.ended_by == "parent_died":
+        _record_interruption(spec, report)
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, report.to_line().encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()
