@@ -205,8 +205,10 @@ class KnobOverride(ContractModel):
     """A knob whose values are spelled differently in the user's config."""
 
     knob: str
-    values: dict[str, Any]
-    """Canonical value (as text) -> value in the user's config."""
+    values: dict[str, Any] = Field(default_factory=dict)
+    """Canonical value (as text) -> value in the user's config; empty: both spell it alike."""
+    create: bool = False
+    """Add the key where the base config lacks it; otherwise that is an error."""
 
     @field_validator("values", mode="before")
     @classmethod

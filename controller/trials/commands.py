@@ -58,13 +58,17 @@ def resolve_command(command: Sequence[str], *, config: Path, base_dir: Path) -> 
 
 
 def trial_environment(
-    extra: Mapping[str, str], *, trial_dir: Path, mark: str, base: Mapping[str, str] | None = None
+    extra: Mapping[str, str],
+    *,
+    trial_dir: Path | None,
+    mark: str,
+    base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the whole environment of a trial.
 
     Args:
         extra: variables of the config (knobs `env.NAME`); they win.
-        trial_dir: the trial's folder.
+        trial_dir: the trial's folder; None: this is no trial but a production run.
         mark: entry ("NAME=value") that all processes of the trial carry.
         base: what to start from; None: the environment of this process.
     """
@@ -78,7 +82,9 @@ def trial_environment(
     )
     environment.update(extra)
     environment.update(log_environment(environment))
-    environment[ENV_TRIAL_DIR] = str(trial_dir)
+    environment.pop(ENV_TRIAL_DIR, None)
+    if trial_dir is not None:
+        environment[ENV_TRIAL_DIR] = str(trial_dir)
     name, _, value = mark.partition("=")
     environment[name] = value
     return environment

@@ -29,9 +29,14 @@ __all__ = ["LaunchReport", "launch"]
 
 _POLL_S = 0.25
 _SUPERVISOR_GRACE_S = 2.0
+_LONGEST_MEETING_S = 1800.0
+"""Longest time for the ranks to find together, where the launch itself has no limit."""
+_RANK_LEFTOVERS = ("ranks", "ranks.attempt1")
 _LEFTOVERS = ("result*.json", "trial.json", "signals.csv", "decisions.jsonl",
-              "model_signals.jsonl", "stdout.log", "stderr.log", "ranks",
-              "ranks.attempt1")  # fmt: skip
+              "model_signals.jsonl", "stdout.log", "stderr.log", *_RANK_LEFTOVERS)  # fmt: skip
+"""A production run that goes on keeps its records."""
+_RUN_FAILURE_GRACE_S = 60.0
+"""Time for a production run that has recorded a failure or a policy's stop to end by itself."""
 _STARTUP_FAILURES = (
     "Building networking for MS_SCHED failed",
     "The total number of timed out node",
@@ -67,6 +72,7 @@ def launch(
     env: Mapping[str, str] | None = None,
     should_stop: Callable[[], str | None] | None = None,
     stop_grace_s: float = 10.0,
+    in_trial: bool = True,
 ) -> LaunchReport:
     """Run `command` in `trial_dir` until it ends or is ended.
 
@@ -85,6 +91,7 @@ def launch(
         env: variables on top of this process's own.
         should_stop: asked four times a second; a text stops the trial for that reason.
         stop_grace_s: time between SIGTERM and SIGKILL in an ordinary stop.
+        in_trial: whether the command is told that it is a trial; a production run is not.
 
     Raises:
         ConfigError: the launcher cannot be used.
@@ -96,14 +103,16 @@ def launch(
         )
     trial_dir = trial_dir.resolve()
     trial_dir.mkdir(parents=True, exist_ok=True)
-    _clear(trial_dir)
+    _clear(trial_dir, _LEFTOVERS if in_trial else _RANK_LEFTOVERS)
     with_msrun = launcher == "msrun" and num_ranks > 1
     rank_dir = trial_dir / "ranks"
     mark = f"{ENV_MARK}={uuid.uuid4().hex}"
     spec = SupervisorSpec(
         command=list(command),
         trial_dir=str(trial_dir),
-        environment=trial_environment(env or {}, trial_dir=trial_dir, mark=mark),
+        environment=trial_environment(
+            env or {}, trial_dir=trial_dir if in_trial else None, mark=mark
+        ),
         mark=mark,
         parent_pid=os.getpid(),
         startup_deadline_s=startup_deadline_s,
@@ -112,6 +121,8 @@ def launch(
         num_ranks=num_ranks,
         stop_grace_s=stop_grace_s,
     )
+    if not in_trial:
+        spec = replace(spec, failure_grace_s=_RUN_FAILURE_GRACE_S)
     if not with_msrun:
         supervised, reason = _run_supervisor(spec, should_stop)
         return _report(spec, supervised, reason, attempts=1)
@@ -124,7 +135,7 @@ def launch(
             rank_dir=rank_dir,
             port=free_port(),
             # Half of the time, so that a second attempt has a chance.
-            cluster_timeout_s=remaining_s / 2,
+            cluster_timeout_s=min(remaining_s / 2, _LONGEST_MEETING_S),
         )
         return _run_supervisor(
             replace(spec, command=wrapped, startup_deadline_s=remaining_s), should_stop
@@ -142,9 +153,9 @@ def launch(
     return _report(spec, again, reason, attempts=2)
 
 
-def _clear(trial_dir: Path) -> None:
+def _clear(trial_dir: Path, patterns: Sequence[str]) -> None:
     """Remove what an earlier, interrupted launch left; it would be taken for this one's."""
-    for pattern in _LEFTOVERS:
+    for pattern in patterns:
         for path in trial_dir.glob(pattern):
             if path.is_dir():
                 shutil.rmtree(path)

@@ -1,0 +1,244 @@
+"""Start a production run from a best_config.yaml and tell how it ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mindtune.controller.contract import (
+    ENV_CONFIG,
+    ENV_MODE,
+    ENV_RUN_DIR,
+    BestConfig,
+    KnobsFile,
+    RunResult,
+    dump_yaml,
+    parse,
+    read_document,
+    read_rows,
+    read_yaml,
+    write_atomic,
+    write_json,
+    write_yaml,
+)
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.commands import resolve_command
+from mindtune.controller.trials.config_tree import set_key
+from mindtune.controller.trials.failure_text import last_exception, read_tail
+from mindtune.controller.trials.launcher import LaunchReport, launch
+from mindtune.controller.trials.trial_config import knob_text, num_ranks
+from mindtune.search.knobs import DERIVED, ENV_PREFIX, canonical
+
+__all__ = ["EXIT_DONE", "EXIT_FAILED", "EXIT_STOPPED", "RunPlan", "read_best_config",
+           "run_best_config"]  # fmt: skip
+
+EXIT_DONE = 0
+EXIT_STOPPED = 1
+"""A policy ended the run."""
+EXIT_FAILED = 3
+
+_MINDFORMERS_KEY = "mindtune"
+_STATE = ".run.json"
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A best config with the base config that it changes."""
+
+    best: BestConfig
+    config: dict[str, Any]
+    """Base config with the overrides merged in, and nothing else."""
+    path: Path
+
+
+def read_best_config(path: Path) -> RunPlan:
+    """Read a best_config.yaml, or a MindFormers YAML that carries one under `mindtune`.
+
+    Raises:
+        ConfigError: if it, or the base config that it names, is missing or not valid.
+    """
+    content = read_yaml(path)
+    if isinstance(content, dict) and isinstance(content.get(_MINDFORMERS_KEY), dict):
+        best = parse(BestConfig, content[_MINDFORMERS_KEY], source=f"{path}: {_MINDFORMERS_KEY}")
+        # Such a file differs from its base in the tuned keys: it is the merged config itself.
+        rest = {key: value for key, value in content.items() if key != _MINDFORMERS_KEY}
+        return RunPlan(best, rest, path)
+    best = parse(BestConfig, content, source=str(path))
+    for name, value in best.knobs.items():
+        if name not in DERIVED:
+            canonical(name, value)
+    base: Any = {}
+    if best.base_config is not None:
+        source = path.parent / best.base_config
+        base = read_yaml(source)
+        if base is None:
+            base = {}
+        if not isinstance(base, dict):
+            raise ConfigError(
+                f"{source} must hold a mapping of keys, but got {type(base).__name__}."
+            )
+    for key, value in best.overrides.items():
+        # The export has checked the keys against the base; one added on purpose is added again.
+        set_key(base, key, value, source=str(path), create=True)
+    return RunPlan(best, base, path)
+
+
+def run_best_config(best: Path, out: Path, mode: Literal["observe", "act"] = "act") -> int:
+    """Run the program of a best config under its policies until it ends.
+
+    The policies act inside the run, through its callback; a Ctrl-C here ends the whole process
+    tree. Exit code of the program and its result.json together decide how the run ended.
+
+    Args:
+        best: best_config.yaml.
+        out: folder of the run: new, empty, or of the same run, which did not finish.
+        mode: whether policies act or only record.
+
+    Returns:
+        0 done, 1 stopped by a policy, 3 failed.
+
+    Raises:
+        ConfigError: if the config or the folder cannot be used; nothing is left behind.
+    """
+    plan = read_best_config(best)
+    out = out.resolve()
+    command = resolve_command(
+        plan.best.command, config=out / "config.yaml", base_dir=best.parent.resolve()
+    )
+    _claim(out, plan, mode)
+    write_atomic(out / "config.yaml", dump_yaml(plan.config))
+    write_yaml(out / KnobsFile.FILE, KnobsFile(knobs=plan.best.knobs))
+    environment = {
+        name.removeprefix(ENV_PREFIX): knob_text(value)
+        for name, value in plan.best.knobs.items()
+        if name.startswith(ENV_PREFIX)
+    }
+    environment |= {
+        ENV_RUN_DIR: str(out),
+        ENV_CONFIG: str(best.resolve()),
+        ENV_MODE: mode,
+    }
+    started = time.time()
+    try:
+        report = launch(
+            command,
+            trial_dir=out,
+            startup_deadline_s=math.inf,
+            deadline_s=math.inf,
+            num_ranks=num_ranks(plan.best.knobs),
+            launcher=plan.best.launcher,
+            env=environment,
+            in_trial=False,
+        )
+    except KeyboardInterrupt:
+        if not (out / RunResult.FILE).exists():
+            message = "ended by Ctrl-C"
+            _write_result(out, "interrupted", time.time() - started, message)
+        raise
+    return _conclude(out, report)
+
+
+def _claim(out: Path, plan: RunPlan, mode: str) -> None:
+    """Take the folder of a run, or refuse with nothing changed.
+
+    Raises:
+        ConfigError: if something else is in it, the run has finished, or it is not writable.
+    """
+    content = json.dumps([plan.config, plan.best.to_plain()], sort_keys=True, default=str)
+    identity = {"schema": 1, "config_hash": hashlib.sha256(content.encode()).hexdigest()}
+    state = out / _STATE
+    try:
+        occupied = out.exists() and any(out.iterdir())
+        if occupied and not state.exists():
+            raise ConfigError(
+                f"the run folder {out} must be new, empty or of the same run, but it holds other "
+                "files; give another one with --out."
+            )
+        if occupied:
+            if json.loads(state.read_text())["config_hash"] != identity["config_hash"]:
+                raise ConfigError(
+                    f"the run folder {out} must be new, empty or of the same run, but it is of a "
+                    "run with another config; give another one with --out."
+                )
+            _set_result_aside(out)
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomic(state, json.dumps({**identity, "mode": mode}) + "\n")
+    except OSError as error:
+        raise ConfigError(
+            f"the run folder {out} must be a writable folder, but: {error.strerror}; give another "
+            "one with --out."
+        ) from None
+
+
+def _set_result_aside(out: Path) -> None:
+    """Keep the result of an unfinished run under another name, or refuse a finished one."""
+    path = out / RunResult.FILE
+    if not path.exists():
+        return
+    result = read_document(RunResult, path)
+    if result.outcome == "ok":
+        raise ConfigError(
+            f"the run in {out} has finished; give another folder with --out to run it again."
+        )
+    index = 1
+    while (target := out / f"result.segment_{index}.json").exists():
+        index += 1
+    path.rename(target)
+
+
+def _conclude(out: Path, report: LaunchReport) -> int:
+    """Write a result where the run left none, and return the exit code."""
+    supervised = report.supervised
+    failed = {name: code for name, code in supervised.exit_codes.items() if code}
+    clean = supervised.ended_by == "exit" and not failed
+    path = out / RunResult.FILE
+    if path.exists():
+        outcome = read_document(RunResult, path).outcome
+        if outcome == "stopped":
+            return EXIT_STOPPED
+        return EXIT_DONE if outcome == "ok" and clean else EXIT_FAILED
+    if clean:
+        # A program without our callback leaves nothing; its exit code is all there is to know.
+        _write_result(out, "ok", supervised.wall_s, "the program left no result of its own")
+        return EXIT_DONE
+    name, code = next(iter(failed.items()), ("command", None))
+    cause = next(
+        (
+            found
+            for logs in report.logs.values()
+            for log in logs
+            if (found := last_exception(read_tail(log))) is not None
+        ),
+        None,
+    )
+    how = supervised.error or f"{name} ended with code {code}"
+    outcome = "interrupted" if supervised.ended_by == "terminated" else "crash"
+    _write_result(out, outcome, supervised.wall_s, f"{cause} ({how})" if cause else how)
+    return EXIT_FAILED
+
+
+def _write_result(
+    out: Path, outcome: Literal["ok", "crash", "interrupted"], wall_s: float, message: str
+) -> None:
+    steps, loss = _last_step(out)
+    result = RunResult(
+        outcome=outcome, steps=steps, wall_s=wall_s, final_loss=loss, message=message
+    )
+    write_json(out / RunResult.FILE, result)
+
+
+def _last_step(out: Path) -> tuple[int, float | None]:
+    """Return the last recorded step and its loss; 0 and None where nothing was recorded."""
+    path = out / "signals.csv"
+    if not path.exists():
+        return 0, None
+    step, loss = 0, None
+    with path.open(encoding="utf-8", newline="") as lines:
+        for row in read_rows(lines, source=str(path)):
+            step, loss = row.observation.step, row.observation.loss
+    return step, loss

@@ -1,0 +1,189 @@
+"""Open the Optuna storage of a study, or say what is wrong with it before anything is written.
+
+The default is an SQLite file in the study's folder. A URL may carry a password: it is given as
+`env:NAME` or redacted wherever it is shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mindtune.controller.errors import ConfigError
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["DATABASE", "StorageAddress", "open_storage", "storage_address", "storage_errors"]
+
+DATABASE = "study.db"
+"""Name of the SQLite file in a study's folder."""
+
+_ENV = "env:"
+_LOCK_WAIT_S = 5.0
+_BUSY_TIMEOUT_S = 60.0
+"""SQLite waits so long for another writer, such as a dashboard or a second reader."""
+_MAGIC = b"SQLite format 3\0"
+
+
+@dataclass(frozen=True)
+class StorageAddress:
+    """Where a study is stored."""
+
+    url: str = field(repr=False)
+    """What the storage is opened with; may hold a password."""
+    shown: str
+    """The same for messages and records, without secrets."""
+    file: Path | None = None
+    """The SQLite file, where it is one."""
+
+
+def storage_address(setting: str | None, folder: Path) -> StorageAddress:
+    """Return the address that a study's `storage` setting stands for.
+
+    Args:
+        setting: null (SQLite in the folder), a URL, or `env:NAME`.
+        folder: folder of the study.
+
+    Raises:
+        ConfigError: if the environment variable is not set or the URL is none.
+    """
+    if setting is None:
+        file = folder / DATABASE
+        return StorageAddress(f"sqlite:///{file.resolve()}", str(file), file)
+    url = setting
+    if setting.startswith(_ENV):
+        name = setting.removeprefix(_ENV)
+        url = os.environ.get(name, "")
+        if not url:
+            raise ConfigError(
+                f"study.storage names the environment variable {name}, which must hold a "
+                f"database URL, but it is not set; export {name}=postgresql://..."
+            )
+    from sqlalchemy.engine import make_url  # noqa: PLC0415 - the light commands do without it
+    from sqlalchemy.exc import ArgumentError  # noqa: PLC0415 - as above
+
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        shown = setting if setting.startswith(_ENV) else "a text without a scheme"
+        raise ConfigError(
+            "study.storage must be null, a database URL such as "
+            f"postgresql+psycopg2://user@host/name, or env:NAME, but got {shown}."
+        ) from None
+    shown = setting
+    if not setting.startswith(_ENV):
+        hidden = parsed.set(query=dict.fromkeys(parsed.query, "***"))
+        shown = hidden.render_as_string(hide_password=True)
+    is_file = parsed.get_backend_name() == "sqlite" and parsed.database not in (None, ":memory:")
+    return StorageAddress(url, shown, Path(str(parsed.database)) if is_file else None)
+
+
+def open_storage(address: StorageAddress) -> optuna.storages.BaseStorage:
+    """Open a storage; an SQLite file is checked before it is touched.
+
+    Raises:
+        ConfigError: if it is corrupt, of something else, locked, not writable or not reachable.
+    """
+    if address.file is not None:
+        _check_file(address.file)
+    import optuna  # noqa: PLC0415 - the light commands do without it
+
+    arguments = {"connect_args": {"timeout": _BUSY_TIMEOUT_S}} if address.file else {}
+    try:
+        with storage_errors(address):
+            return optuna.storages.RDBStorage(address.url, engine_kwargs=arguments)
+    except ImportError as error:
+        raise ConfigError(
+            f"the storage {address.shown} needs a database driver that is not installed "
+            f"({_without_secrets(str(error.__cause__ or error), address)}); install it."
+        ) from None
+
+
+@contextlib.contextmanager
+def storage_errors(address: StorageAddress) -> Iterator[None]:
+    """Turn failures of the storage into a `ConfigError` that names the address without secrets."""
+    import optuna  # noqa: PLC0415 - the light commands do without it
+    import sqlalchemy.exc  # noqa: PLC0415 - as above
+
+    try:
+        yield
+    except (
+        sqlalchemy.exc.SQLAlchemyError,
+        optuna.exceptions.StorageInternalError,
+        RuntimeError,
+    ) as error:
+        if isinstance(error, RuntimeError) and not _is_about_tables(error):
+            raise
+        cause = error.__cause__ or error
+        original = getattr(cause, "orig", None) or cause
+        text = " ".join(str(original).split())
+        raise ConfigError(
+            f"the storage {address.shown} must be readable and writable, but: "
+            f"{_without_secrets(text, address)}; repair it, or give another one with --storage."
+        ) from None
+
+
+def _is_about_tables(error: RuntimeError) -> bool:
+    """Tell Optuna's complaint about the tables' version from any other `RuntimeError`."""
+    return "optuna" in str(error).lower() and "version" in str(error).lower()
+
+
+def _without_secrets(text: str, address: StorageAddress) -> str:
+    text = text.replace(address.url, address.shown)
+    password = re.search(r"://[^/@]*:([^@]+)@", address.url)
+    return text.replace(password[1], "***") if password else text
+
+
+def _check_file(file: Path) -> None:
+    """Look into an SQLite file without changing it."""
+    if not file.exists():
+        if not file.parent.is_dir():
+            raise ConfigError(
+                f"the folder of the database {file} must exist, but it does not; create it."
+            )
+        return
+    if file.stat().st_size == 0:
+        return
+    remedy = f"restore it, or move it away to start afresh: mv {file} {file}.broken"
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(len(_MAGIC))
+    except OSError as error:
+        raise ConfigError(
+            f"the database {file} must be readable, but: {error.strerror}."
+        ) from None
+    if head != _MAGIC:
+        raise ConfigError(
+            f"the database {file} must be SQLite, but it is something else; {remedy}"
+        )
+    try:
+        with contextlib.closing(sqlite3.connect(file, timeout=_LOCK_WAIT_S)) as connection:
+            verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            tables = {
+                row[0]
+                for row in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")
+            }
+            # An empty transaction: tells whether it is locked or read-only, and changes nothing.
+            connection.execute("BEGIN IMMEDIATE")
+            connection.rollback()
+    except sqlite3.OperationalError as error:
+        raise ConfigError(
+            f"the database {file} must be writable by this process alone, but: {error}; end the "
+            "process that holds it, or check the rights of the file and its folder."
+        ) from None
+    except sqlite3.DatabaseError as error:
+        raise ConfigError(f"the database {file} must be intact, but: {error}; {remedy}") from None
+    if verdict != "ok":
+        raise ConfigError(f"the database {file} must be intact, but: {verdict}; {remedy}")
+    if tables and "studies" not in tables:
+        raise ConfigError(
+            f"the database {file} must hold studies, but it holds {', '.join(sorted(tables))}; "
+            "give another one with --storage."
+        )

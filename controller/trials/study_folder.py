@@ -1,0 +1,157 @@
+"""A study's folder on disk: names, one process at a time, nothing half written.
+
+study.yaml, base_config.yaml (as the study measured it), study.db, peak.json, summary.json,
+best_config.yaml and trials/NNNN/repeat_K/, where repeat_0 is the search's own measurement.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindtune.controller.errors import ConfigError
+
+__all__ = ["StudyFolder", "relocated", "relocated_command"]
+
+_LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """The folder of one study."""
+
+    root: Path
+
+    @property
+    def study_file(self) -> Path:
+        """The study as it was started, its paths relative to this folder."""
+        return self.root / "study.yaml"
+
+    @property
+    def base_config(self) -> Path:
+        """The user's base config as the study measured it."""
+        return self.root / "base_config.yaml"
+
+    @property
+    def peak(self) -> Path:
+        """Peak that MFU is taken of, with its source."""
+        return self.root / "peak.json"
+
+    @property
+    def summary(self) -> Path:
+        """What is known of every trial, rewritten after each."""
+        return self.root / "summary.json"
+
+    @property
+    def best_config(self) -> Path:
+        """The winner's best_config.yaml."""
+        return self.root / "best_config.yaml"
+
+    def trial_dir(self, number: int, repeat: int = 0) -> Path:
+        """Return the folder of one measurement of a config."""
+        return self.root / "trials" / f"{number:04d}" / f"repeat_{repeat}"
+
+    def set_aside(self, number: int, repeat: int = 0) -> Path | None:
+        """Move a folder that a killed search left half written out of the way.
+
+        Returns:
+            Where it is now; None if there was none.
+        """
+        folder = self.trial_dir(number, repeat)
+        if not folder.exists():
+            return None
+        index = 1
+        while (target := folder.with_name(f"{folder.name}.unfinished_{index}")).exists():
+            index += 1
+        folder.rename(target)
+        return target
+
+    def check_writable(self) -> None:
+        """Create the folder and a file in it, and remove the file.
+
+        Raises:
+            ConfigError: if that is not possible.
+        """
+        probe = self.root / f".probe.{os.getpid()}"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            probe.write_bytes(b"")
+            probe.unlink()
+            (self.root / "trials").mkdir(exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"the study folder {self.root} must be a writable folder, but: "
+                f"{error.strerror}; give another one with --out."
+            ) from None
+
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Remove what the block has added to the folder if it fails."""
+        # The topmost folder that the block creates, parents included.
+        created = self.root
+        while not created.parent.exists():
+            created = created.parent
+        before = set(self.root.iterdir()) if self.root.is_dir() else None
+        try:
+            yield
+        except BaseException:
+            if before is None:
+                if created.is_dir():
+                    shutil.rmtree(created)
+            else:
+                for path in set(self.root.iterdir()) - before:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            raise
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder; the lock goes with the process, however it ends.
+
+        Raises:
+            ConfigError: if another process holds it.
+        """
+        path = self.root / _LOCK
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigError(
+                f"the study folder {self.root} must be a writable folder, but: "
+                f"{error.strerror}; give another one with --out."
+            ) from None
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                holder = os.pread(handle, 32, 0).decode().strip()
+                raise ConfigError(
+                    f"the study folder {self.root} must be searched by one process at a time, "
+                    f"but process {holder or 'unknown'} holds it; wait for its end, or give "
+                    "another folder with --out."
+                ) from None
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(handle)
+
+
+def relocated(path: str, *, old: Path, new: Path) -> str:
+    """Return a path that is relative to folder `old` as one relative to folder `new`."""
+    if Path(path).is_absolute():
+        return path
+    return os.path.relpath((old / path).resolve(), new.resolve())
+
+
+def relocated_command(command: list[str], *, old: Path, new: Path) -> list[str]:
+    """Return a command whose words that name files in `old` name them from `new`."""
+    return [
+        relocated(word, old=old, new=new)
+        if word and not word.startswith("-") and (old / word).is_file()
+        else word
+        for word in command
+    ]
