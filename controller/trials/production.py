@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import time
 from dataclasses import dataclass
@@ -28,11 +29,11 @@ from mindtune.controller.contract import (
 )
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.commands import resolve_command
-from mindtune.controller.trials.config_tree import set_key
+from mindtune.controller.trials.config_tree import dotted_keys, set_key
 from mindtune.controller.trials.failure_text import last_exception, read_tail
 from mindtune.controller.trials.launcher import LaunchReport, launch
-from mindtune.controller.trials.trial_config import knob_text, num_ranks
-from mindtune.search.knobs import DERIVED, ENV_PREFIX, canonical
+from mindtune.controller.trials.trial_config import knob_environment, num_ranks
+from mindtune.search.knobs import DERIVED, canonical
 
 __all__ = ["EXIT_DONE", "EXIT_FAILED", "EXIT_STOPPED", "RunPlan", "read_best_config",
            "run_best_config"]  # fmt: skip
@@ -42,6 +43,7 @@ EXIT_STOPPED = 1
 """A policy ended the run."""
 EXIT_FAILED = 3
 
+_LOGGER = logging.getLogger(__name__)
 _MINDFORMERS_KEY = "mindtune"
 _STATE = ".run.json"
 
@@ -82,8 +84,13 @@ def read_best_config(path: Path) -> RunPlan:
             raise ConfigError(
                 f"{source} must hold a mapping of keys, but got {type(base).__name__}."
             )
+    known = set(dotted_keys(base))
     for key, value in best.overrides.items():
-        # The export has checked the keys against the base; one added on purpose is added again.
+        if key not in known:
+            _LOGGER.warning(
+                "%s: the base config has no key %s; it is added, and acts only if the program "
+                "reads it", path, key,
+            )  # fmt: skip
         set_key(base, key, value, source=str(path), create=True)
     return RunPlan(best, base, path)
 
@@ -113,12 +120,7 @@ def run_best_config(best: Path, out: Path, mode: Literal["observe", "act"] = "ac
     _claim(out, plan, mode)
     write_atomic(out / "config.yaml", dump_yaml(plan.config))
     write_yaml(out / KnobsFile.FILE, KnobsFile(knobs=plan.best.knobs))
-    environment = {
-        name.removeprefix(ENV_PREFIX): knob_text(value)
-        for name, value in plan.best.knobs.items()
-        if name.startswith(ENV_PREFIX)
-    }
-    environment |= {
+    environment = knob_environment(plan.best.knobs) | {
         ENV_RUN_DIR: str(out),
         ENV_CONFIG: str(best.resolve()),
         ENV_MODE: mode,

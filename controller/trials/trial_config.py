@@ -28,36 +28,27 @@ from mindtune.controller.contract import (
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.config_tree import get_key, set_key
 from mindtune.search.errors import SearchError
-from mindtune.search.knobs import DERIVED, ENV_PREFIX, KNOBS, Config, KnobValue, canonical
+from mindtune.search.knobs import DERIVED, ENV_PREFIX, Config, KnobValue, canonical
+from mindtune.search.layout import DEGREES
 
-__all__ = ["ENV_CHECKPOINT", "TrialConfig", "knob_text", "num_ranks", "with_derived"]
+__all__ = ["ENV_CHECKPOINT", "TrialConfig", "knob_environment", "knob_text", "num_ranks"]
 
 ENV_CHECKPOINT = "MINDTUNE_LOAD_CHECKPOINT"
 """Set in every trial of a study with `trial.load_checkpoint`: the checkpoint's path."""
 
-_DEGREES = ("data_parallel", "model_parallel", "pipeline_stage", "context_parallel")
+
+def num_ranks(knobs: Mapping[str, KnobValue]) -> int:
+    """Return how many ranks a config runs on; a degree that it does not name is 1."""
+    return math.prod(int(knobs.get(name, 1)) for name in DEGREES)
 
 
-def num_ranks(config: Mapping[str, KnobValue]) -> int:
-    """Return how many ranks a config runs on; experts lie inside data parallel."""
-    return math.prod(int(config.get(name, 1)) for name in _DEGREES)
-
-
-def with_derived(config: Mapping[str, KnobValue], global_batch_size: int) -> Config:
-    """Return a config with micro_batch_num, where the knobs it follows from are known.
-
-    Raises:
-        ConfigError: if the batch identity cannot hold in whole numbers.
-    """
-    if "micro_batch_size" not in config:
-        return dict(config)
-    samples = int(config.get("data_parallel", 1)) * int(config["micro_batch_size"])
-    if global_batch_size % samples:
-        raise ConfigError(
-            "global_batch_size must be a multiple of data_parallel * micro_batch_size = "
-            f"{samples}, but got {global_batch_size}; choose sizes that divide it."
-        )
-    return {**config, "micro_batch_num": global_batch_size // samples}
+def knob_environment(knobs: Mapping[str, KnobValue]) -> dict[str, str]:
+    """Return the environment variables that the knobs `env.NAME` stand for."""
+    return {
+        name.removeprefix(ENV_PREFIX): knob_text(value)
+        for name, value in knobs.items()
+        if name.startswith(ENV_PREFIX)
+    }
 
 
 def knob_text(value: KnobValue) -> str:
@@ -126,11 +117,10 @@ class TrialConfig:
     def base_knobs(self) -> Config:
         """Return the knobs that the base config stands for, read back through the overrides.
 
-        Knobs that it says nothing about, and that the space names, have their own default.
+        Knobs that nothing is known of are left out; the space has their defaults.
 
         Raises:
-            ConfigError: if a value has no canonical spelling, two keys contradict each other, or
-                nothing tells the value of a knob.
+            ConfigError: if a value has no canonical spelling or two keys contradict each other.
         """
         config: Config = {}
         for key, target in self._targets():
@@ -143,14 +133,13 @@ class TrialConfig:
                     f"{self.source}, but {key} holds {knob_text(value)} and another "
                     f"{knob_text(config[target.knob])}; make them agree."
                 )
-        for name in self._named_knobs():
-            if name not in config:
-                config[name] = self._default(name)
+        for name in self.study.space:
+            variable = name.removeprefix(ENV_PREFIX)
+            if name.startswith(ENV_PREFIX) and variable in os.environ:
+                config.setdefault(name, os.environ[variable])
+        if "precision" in self.study.space:
+            config.setdefault("precision", self.study.training.precision)
         return config
-
-    def _named_knobs(self) -> list[str]:
-        """Return the knobs of `space`, derived ones left out; a candidate file names its own."""
-        return [name for name in self.study.space if name not in {*DERIVED, "candidates"}]
 
     def _read_back(self, key: str, target: _Target) -> KnobValue | None:
         if target.knob in DERIVED:
@@ -178,29 +167,15 @@ class TrialConfig:
                 return None
             raise ConfigError(f"{self.source}: {key}: {error}") from None
 
-    def _default(self, name: str) -> KnobValue:
-        if name == "precision":
-            return self.study.training.precision
-        if name.startswith(ENV_PREFIX):
-            variable = name.removeprefix(ENV_PREFIX)
-            if variable in os.environ:
-                return os.environ[variable]
-        elif (default := KNOBS[name].default) is not None:
-            return default
-        # Nothing says what an unset variable stands for: the first value of the space does.
-        entry = self.study.space[name]
-        return canonical(name, entry[0] if isinstance(entry, list) else entry)
+    def overrides(self, knobs: Mapping[str, KnobValue]) -> dict[str, Any]:
+        """Return dotted key -> value for one config, derived knobs included.
 
-    def overrides(self, config: Mapping[str, KnobValue]) -> dict[str, Any]:
-        """Return dotted key -> value for one config.
-
-        Keys whose knob the config does not name stay as the base config has them.
+        Keys whose knob is not named stay as the base config has them.
 
         Raises:
             ConfigError: if an override does not spell the value of its knob.
         """
-        batch = self.study.training.global_batch_size
-        known = {"global_batch_size": batch, **with_derived(config, batch)}
+        known = {"global_batch_size": self.study.training.global_batch_size, **knobs}
         changed = {}
         for key, target in self._targets():
             if target.knob not in known:
@@ -217,13 +192,9 @@ class TrialConfig:
             changed[key] = value
         return changed
 
-    def environment(self, config: Mapping[str, KnobValue]) -> dict[str, str]:
+    def environment(self, knobs: Mapping[str, KnobValue]) -> dict[str, str]:
         """Return the environment variables that a config sets."""
-        variables = {
-            name.removeprefix(ENV_PREFIX): knob_text(value)
-            for name, value in config.items()
-            if name.startswith(ENV_PREFIX)
-        }
+        variables = knob_environment(knobs)
         if self.study.trial.load_checkpoint is not None:
             variables[ENV_CHECKPOINT] = str(
                 (self.base_dir / self.study.trial.load_checkpoint).resolve()
@@ -238,14 +209,13 @@ class TrialConfig:
             set_key(tree, key, value, source=self.source, create=key in create)
         return tree
 
-    def write(self, folder: Path, config: Mapping[str, KnobValue], plan: TrialPlan) -> Path:
+    def write(self, folder: Path, knobs: Mapping[str, KnobValue], plan: TrialPlan) -> Path:
         """Write config.yaml and knobs.yaml into a trial's folder.
 
         Returns:
             The path of config.yaml, which `{config}` stands for.
         """
         path = folder / "config.yaml"
-        write_atomic(path, dump_yaml(self.merged(self.overrides(config))))
-        knobs = with_derived(config, self.study.training.global_batch_size)
-        write_yaml(folder / "knobs.yaml", KnobsFile(knobs=knobs, trial=plan))
+        write_atomic(path, dump_yaml(self.merged(self.overrides(knobs))))
+        write_yaml(folder / KnobsFile.FILE, KnobsFile(knobs=dict(knobs), trial=plan))
         return path

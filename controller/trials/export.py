@@ -1,0 +1,149 @@
+"""Write the best config of a study, or any config that was measured, as best_config.yaml.
+
+Reads the study's own files only, so that it needs neither its database nor MindSpore.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+
+from mindtune.controller.contract import (
+    BestConfig,
+    Provenance,
+    StudyFile,
+    read_document,
+    read_yaml,
+    write_yaml,
+)
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.learned import learn
+from mindtune.controller.trials.production import read_best_config
+from mindtune.controller.trials.study_folder import StudyFolder, relocated, relocated_command
+from mindtune.controller.trials.summary import StudySummary, TrialSummary, read_summary
+from mindtune.controller.trials.trial_config import TrialConfig
+from mindtune.search.knobs import KnobValue
+
+__all__ = ["export"]
+
+_PACKAGES = ("mindtune", "mindspore", "numpy", "optuna")
+_HEADER = """\
+The config that a study found best, for `mindtune run` and TuneCallback.
+It changes `base_config` by `overrides` when it is used; your own file is not edited."""
+
+
+def export(study_dir: Path, *, out: Path, trial: int | None = None) -> BestConfig:
+    """Write a measured config as best_config.yaml and check that it can be used.
+
+    Args:
+        study_dir: folder of a study.
+        out: file to write; paths in it are relative to its folder.
+        trial: number of the config; None: the winner, or the best so far.
+
+    Raises:
+        ConfigError: if there is no such config, it did not end ok, or what was written breaks the
+            batch identity; then `out` is as it was.
+    """
+    folder = StudyFolder(study_dir)
+    summary = read_summary(folder)
+    number = summary.winner if trial is None else trial
+    if number is None:
+        raise ConfigError(
+            f"{study_dir} must hold a config that ended ok, but none of its "
+            f"{len(summary.trials)} did; see the messages in {folder.summary}."
+        )
+    chosen = summary.trial(number)
+    if chosen.outcome != "ok":
+        raise ConfigError(
+            f"trial {number} must have ended ok to be exported, but it is {chosen.outcome}: "
+            f"{chosen.message}"
+        )
+    study = read_document(StudyFile, folder.study_file)
+    _check_batch(chosen.knobs, study.training.global_batch_size)
+    best = _best_config(folder, study, summary, chosen, out.parent)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.unchecked")
+    try:
+        write_yaml(partial, best, header=_HEADER)
+        read_best_config(partial)
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+    return best
+
+
+def _best_config(
+    folder: StudyFolder,
+    study: StudyFile,
+    summary: StudySummary,
+    chosen: TrialSummary,
+    target: Path,
+) -> BestConfig:
+    root = folder.root
+    launches = chosen.confirming()
+    memory = [m.peak_memory_bytes for m in launches if m.peak_memory_bytes is not None]
+    base_config = _base_config(folder, study)
+    return BestConfig(
+        command=relocated_command(study.trial.command, old=root, new=target),
+        launcher=study.trial.launcher,
+        base_config=base_config and relocated(base_config, old=root, new=target),
+        overrides=TrialConfig(study, root, {}).overrides(chosen.knobs),
+        knobs=chosen.knobs,
+        policies=study.policies,
+        learned=learn(
+            [folder.trial_dir(chosen.number, launch.repeat) for launch in launches],
+            peak_memory_bytes=max(memory, default=None),
+        ),
+        provenance=_provenance(study, summary, chosen, repeats=len(launches)),
+    )
+
+
+def _provenance(
+    study: StudyFile, summary: StudySummary, chosen: TrialSummary, *, repeats: int
+) -> Provenance:
+    content = {
+        "study": study.study.name,
+        "trial": chosen.number,
+        "value": chosen.value,
+        "value_interval": None if chosen.interval is None else list(chosen.interval),
+        "baseline_value": summary.trial(0).value,
+        "objective": summary.objective,
+        "confirmed": chosen.confirmed,
+        "repeats": repeats,
+        "reason": summary.reason if chosen.number == summary.winner else "chosen by its number",
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": _versions(),
+    }
+    return Provenance.model_validate(content)
+
+
+def _base_config(folder: StudyFolder, study: StudyFile) -> str | None:
+    """Return the user's base config, or the study's copy if the user's is another one by now."""
+    name = study.trial.base_config
+    if name is None:
+        return None
+    own = folder.root / name
+    if own.is_file() and read_yaml(own) == read_yaml(folder.base_config):
+        return name
+    return folder.base_config.name
+
+
+def _check_batch(knobs: dict[str, KnobValue], global_batch_size: int) -> None:
+    """Refuse knobs whose product is not the global batch."""
+    if "micro_batch_size" not in knobs:
+        return
+    factors = ("data_parallel", "micro_batch_size", "micro_batch_num")
+    product = 1
+    for name in factors:
+        product *= int(knobs.get(name, 1))
+    if product != global_batch_size:
+        raise ConfigError(
+            f"{' * '.join(factors)} must be global_batch_size = {global_batch_size}, but it is "
+            f"{product}; the study file and its trials do not belong together."
+        )
+
+
+def _versions() -> dict[str, str]:
+    installed = {name: list(metadata.distributions(name=name)) for name in _PACKAGES}
+    return {name: found[0].version for name, found in installed.items() if found}
