@@ -1,0 +1,91 @@
+"""What holds for a whole study: machine, training and limits.
+
+These are the pure twins of the study file's sections; whoever reads the file builds them. `None`
+means unknown, and nothing that is unknown is ever guessed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mindtune.search.errors import SearchError
+from mindtune.search.model_shape import ModelShape
+
+__all__ = ["Cluster", "Limits", "StudyFacts", "Training"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The machine."""
+
+    num_devices: int
+    devices_per_node: int | None = None
+    """None: all devices are in one node."""
+    device: str = "cpu"
+    device_memory: float | None = None
+    """Bytes of one device."""
+    peak_flops: float | None = None
+    """Dense peak of one device in FLOP/s at the study's precision."""
+    intra_node_bandwidth: float | None = None
+    """Bytes per second and device between devices of a node."""
+    inter_node_bandwidth: float | None = None
+    """Bytes per second and device between nodes."""
+    allow_idle: bool = False
+    """Configs may use fewer devices than there are."""
+
+    def __post_init__(self) -> None:
+        if self.num_devices < 1:
+            raise SearchError(
+                f"num_devices must be a whole number of at least 1, but got {self.num_devices}."
+            )
+
+    @property
+    def node_size(self) -> int:
+        """Devices of one node."""
+        return self.devices_per_node or self.num_devices
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether peak and every bandwidth that can matter are known."""
+        spans_nodes = self.num_devices > self.node_size
+        return (
+            self.peak_flops is not None
+            and (self.intra_node_bandwidth is not None or self.num_devices == 1)
+            and (self.inter_node_bandwidth is not None or not spans_nodes)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What every config has in common."""
+
+    global_batch_size: int
+    """Samples per optimizer step over all ranks."""
+    precision: str = "float32"
+    """Names the peak; also what a config computes in if it does not name a precision."""
+    optimizer: str = "adamw"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits that reject a config; None: not set, then it is advice at most."""
+
+    memory_utilization: float | None = None
+    """Largest share of the device memory; None: all of it."""
+    max_pipeline_bubble: float | None = None
+    """Largest share of a step that pipeline stages may wait."""
+    max_recompute_share: float | None = None
+    """Largest share of a step's compute that recomputation may take."""
+    min_micro_batches_per_stage: int | None = None
+    tensor_parallel_inside_node: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyFacts:
+    """Everything that the rules and the cost model know besides the config."""
+
+    cluster: Cluster
+    training: Training
+    model: ModelShape | None = None
+    """None: no cost model and no MFU; rules about the model's sizes do not fire."""
+    limits: Limits = Limits()
