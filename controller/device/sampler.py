@@ -54,7 +54,7 @@ class SamplingThread:
         period_s: Time from read to read; the probe's least period where that is longer.
         stale_after_s: Age from which a reading counts as none; None: four periods, at least 5 s.
         history_s: How long readings are kept for `mean_utilization`.
-        clock: Monotonic time in seconds.
+        clock: Monotonic time in seconds, for ages and windows.
 
     Raises:
         ConfigError: A time is not positive.
@@ -178,7 +178,7 @@ class SamplingThread:
 
     def _sample(self) -> float:
         """Reads once and returns the pause before the next read, in seconds."""
-        asked_s = self._clock()
+        asked_s = time.perf_counter()
         try:
             reading = self._probe.read()
         except Exception as error:  # noqa: BLE001 - whatever a driver raises must not end a run
@@ -194,8 +194,8 @@ class SamplingThread:
             while self._stored[0].end_s < now_s - self._history_s:
                 self._stored.popleft()
         self._begin_s = now_s
-        took_s = now_s - asked_s
-        return max(self._period_s - took_s, took_s)
+        took_s = time.perf_counter() - asked_s
+        return max(self._period_s - took_s, min(took_s, _MAX_PAUSE_S))
 
     def _fail(self, error: Exception) -> None:
         self._failures += 1

@@ -197,10 +197,13 @@ class Watchdog:
         Returns:
             The stall, where this call is the one that raised it.
         """
+        return self._check(self._clock())
+
+    def _check(self, now_s: float) -> Hang | None:
         with self._lock:
             beat = self._beat
             limit_s = self._limit_s(beat.phase)
-            stalled_s = self._clock() - beat.time_s
+            stalled_s = now_s - beat.time_s
             if self._raised or stalled_s <= limit_s:
                 return None
             self._raised = True
@@ -251,14 +254,14 @@ class Watchdog:
             late_s = now_s - looked_s - self._poll_s
             looked_s = now_s
             if late_s > _LATE_POLL_S:
-                self._forgive(late_s)
-            self.check()
+                self._forgive(late_s, now_s)
+            self._check(now_s)
 
-    def _forgive(self, late_s: float) -> None:
+    def _forgive(self, late_s: float, now_s: float) -> None:
         """Moves the newest heartbeat on by time in which this process did not run."""
         with self._lock:
-            now_s = self._clock()
-            self._beat = self._beat._replace(time_s=min(self._beat.time_s + late_s, now_s))
+            time_s = max(self._beat.time_s, min(self._beat.time_s + late_s, now_s))
+            self._beat = self._beat._replace(time_s=time_s)
 
 
 _PHASES: tuple[Phase, ...] = get_args(Phase)

@@ -1,0 +1,106 @@
+"""The host as a device, with real processes."""
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from mindtune.controller.device import choose_probe
+from mindtune.controller.device.host import HostProbe, host_memory_bytes, usable_cores
+from mindtune.controller.device.reading import ProbeError
+from mindtune.controller.errors import ConfigError
+
+
+def burn(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_utilization_is_processor_time_over_wall_time_and_cores():
+    now = [100.0]
+    probe = HostProbe(clock=lambda: now[0])
+    burn(0.2)
+    now[0] += 1.0
+    # 0.2 s of processor time in one second of the injected clock; the kernel counts in ticks.
+    assert probe.read().device_utilization == pytest.approx(0.2 / usable_cores(), abs=0.03)
+    now[0] += 1.0
+    assert probe.read().device_utilization == pytest.approx(0.0, abs=0.03)
+
+
+def test_time_of_child_processes_counts():
+    code = "import sys\nprint('ready', flush=True)\nsys.stdin.readline()\nwhile True: pass"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout.readline() == "ready\n"
+        now = [0.0]
+        probe = HostProbe(clock=lambda: now[0])
+        before = psutil.Process(child.pid).cpu_times().user
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        end = time.monotonic() + 30
+        while psutil.Process(child.pid).cpu_times().user < before + 0.3:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        now[0] += 1.0
+        assert probe.read().device_utilization >= 0.25 / usable_cores()
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_memory_is_that_of_the_process_and_the_machine():
+    block = bytearray(64 * 2**20)
+    probe = HostProbe()
+    with_block = probe.read()
+    del block
+    without = probe.read()
+    freed = with_block.device_memory_used_bytes - without.device_memory_used_bytes
+    assert 56 * 2**20 <= freed <= 72 * 2**20
+    assert with_block.device_memory_total_bytes == host_memory_bytes()
+    assert host_memory_bytes() <= psutil.virtual_memory().total
+    assert with_block.device_power_w is None
+
+
+def test_a_process_that_is_gone_is_an_error():
+    child = subprocess.Popen(["sleep", "60"])
+    probe = HostProbe(pid=child.pid)
+    child.kill()
+    child.wait()
+    with pytest.raises(ProbeError, match="is gone"):
+        probe.read()
+
+
+def test_usable_cores_follow_the_affinity():
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert 0 < usable_cores() <= 1.0
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert 0 < usable_cores() <= len(allowed)
+
+
+def test_the_cpu_target_is_read_from_the_host():
+    choice = choose_probe("CPU")
+    assert choice.why.startswith("device target CPU, read by host")
+    choice.probe.close()
+
+
+@pytest.mark.parametrize("target", ["GPU", "Ascend"])
+def test_a_device_without_driver_is_never_replaced_by_the_host(target, monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    choice = choose_probe(target)
+    assert choice.probe.name == "none"
+    assert choice.probe.read().device_utilization is None
+    assert choice.why.startswith("device signals are not available: ")
+
+
+def test_an_unknown_target_is_refused():
+    with pytest.raises(ConfigError, match="must be CPU, GPU or Ascend, but got 'TPU'"):
+        choose_probe("TPU")
