@@ -1,0 +1,160 @@
+"""The report of a study: the winner against the base, every trial, what rules rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mindtune.controller.reports.figures import Point, bars, scatter
+from mindtune.controller.reports.page import Column, Page, Section, Table, number
+from mindtune.controller.trials.study_folder import StudyFolder
+from mindtune.controller.trials.summary import StudySummary, TrialSummary, read_summary
+from mindtune.controller.units import format_duration, format_size
+from mindtune.search.knobs import KnobValue
+
+__all__ = ["study_page"]
+
+
+def study_page(folder: Path) -> Page:
+    """Return the report of a study's folder, finished or not.
+
+    Raises:
+        ConfigError: if the folder holds no summary of a study.
+    """
+    summary = read_summary(StudyFolder(folder))
+    return Page(
+        title=f"Study {summary.study}",
+        subtitle=(
+            f"{len(summary.trials)} of {summary.planned} planned configs measured; "
+            f"{summary.feasible} of {summary.total} configs feasible"
+        ),
+        lead=_lead(summary),
+        sections=[
+            section
+            for section in (
+                _winner(summary),
+                _values(summary),
+                _trade_off(summary),
+                _trials(summary),
+                _rules(summary),
+            )
+            if section is not None
+        ],
+    )
+
+
+def _lead(summary: StudySummary) -> str:
+    if summary.winner is None:
+        return "No config has ended ok yet; the messages below say why."
+    winner, base = summary.trial(summary.winner), summary.trial(0)
+    state = "" if summary.complete else " (so far)"
+    ratio = (
+        f"{winner.value / base.value:.2f} times the base config's value"
+        if winner.value is not None and base.value
+        else "the base config has no value to compare with"
+    )
+    return f"Best config{state}: trial {winner.number}, {ratio}. {summary.reason}"
+
+
+def _difference(trial: TrialSummary, base: Mapping[str, KnobValue]) -> str:
+    changed = [f"{k}={_spell(v)}" for k, v in trial.knobs.items() if base.get(k) != v]
+    return ", ".join(changed) or "the base config"
+
+
+def _spell(value: KnobValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _winner(summary: StudySummary) -> Section | None:
+    if summary.winner is None:
+        return None
+    winner, base = summary.trial(summary.winner), summary.trial(0)
+    rows = [
+        [name, _spell(base.knobs[name]) if name in base.knobs else "-", _spell(value)]
+        for name, value in winner.knobs.items()
+    ]
+    changed = frozenset(i for i, row in enumerate(rows) if row[1] != row[2])
+    table = Table([Column("knob"), Column("base"), Column("best")], rows, strong=changed)
+    return Section(
+        "The best config", text="Knobs that differ from the base stand out.", table=table
+    )
+
+
+def _values(summary: StudySummary) -> Section | None:
+    points = [
+        Point(
+            str(t.number), 0.0, t.value, t.interval,
+            best=t.number == summary.winner, base=t.number == 0,
+        )
+        for t in summary.trials
+        if t.value is not None
+    ]  # fmt: skip
+    if not points:
+        return None
+    unit = "value" if summary.objective == "mfu" else "value over the base's"
+    return Section(
+        "Values",
+        figure=bars(points, y=unit, title="Value of each trial that ended ok"),
+        caption="Green: the best; orange: the base. Lines span lowest to highest of the repeats.",
+    )
+
+
+def _trade_off(summary: StudySummary) -> Section | None:
+    points = []
+    for trial in summary.trials:
+        launches = trial.confirming()
+        memory = [m.peak_memory_bytes for m in launches if m.peak_memory_bytes is not None]
+        times = [m.step_time_s for m in launches if m.step_time_s is not None]
+        if memory and times:
+            points.append(
+                Point(
+                    str(trial.number), max(memory) / 2**20, min(times),
+                    best=trial.number == summary.winner, base=trial.number == 0,
+                )
+            )  # fmt: skip
+    if not points:
+        return None
+    return Section(
+        "Time against memory",
+        figure=scatter(
+            points, x="peak memory of the worst rank (MB)", y="step time (s)",
+            title="Step time against peak memory",
+        ),
+    )  # fmt: skip
+
+
+def _trials(summary: StudySummary) -> Section:
+    base = summary.trials[0].knobs if summary.trials else {}
+    columns = [
+        Column("trial", number=True), Column("outcome"), Column("value", number=True),
+        Column("spread", number=True), Column("MFU", number=True),
+        Column("stability", number=True), Column("step", number=True),
+        Column("memory", number=True), Column("launches", number=True), Column("config"),
+        Column("message"),
+    ]  # fmt: skip
+    rows = [_trial_row(trial, base) for trial in summary.trials]
+    strong = frozenset(i for i, t in enumerate(summary.trials) if t.number == summary.winner)
+    return Section("Trials", table=Table(columns, rows, strong=strong))
+
+
+def _trial_row(trial: TrialSummary, base: Mapping[str, KnobValue]) -> list[str]:
+    launches = trial.confirming()
+    first = launches[0] if launches else None
+    spread = "-" if trial.interval is None else " - ".join(number(v) for v in trial.interval)
+    step = first.step_time_s if first else None
+    memory = first.peak_memory_bytes if first else None
+    return [
+        str(trial.number), trial.outcome, number(trial.value), spread,
+        number(first.mfu if first else None), number(first.stability if first else None),
+        "-" if step is None else format_duration(step),
+        "-" if memory is None else format_size(memory), str(len(trial.measurements)),
+        _difference(trial, base), trial.message,
+    ]  # fmt: skip
+
+
+def _rules(summary: StudySummary) -> Section:
+    rows = [[r.rule, str(r.count), r.reason] for r in summary.rejected if r.count]
+    if not rows:
+        return Section("Rejected before any run", text="No rule rejected a config.")
+    columns = [Column("rule"), Column("configs", number=True), Column("reason, of one of them")]
+    return Section("Rejected before any run", table=Table(columns, rows))
