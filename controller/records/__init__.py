@@ -1,1 +1,23 @@
-"""The signal table and the decision log of a run."""
+"""Records on disk: signal table, decision log, results, and readers of other programs' logs."""
+
+from __future__ import annotations
+
+from mindtune.controller.records.decision_log import (
+    DecisionWriter,
+    merge_decisions,
+    read_decisions,
+)
+from mindtune.controller.records.recorder import Recorder
+from mindtune.controller.records.run_folder import RunFolder, new_run_folder
+from mindtune.controller.records.signal_writer import SignalWriter, read_signals
+
+__all__ = [
+    "DecisionWriter",
+    "Recorder",
+    "RunFolder",
+    "SignalWriter",
+    "merge_decisions",
+    "new_run_folder",
+    "read_decisions",
+    "read_signals",
+]

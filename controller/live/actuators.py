@@ -1,0 +1,205 @@
+"""Hands that turn the knobs of a training step."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Protocol
+
+from typing_extensions import assert_never
+
+from mindtune.controller.errors import ConfigError
+from mindtune.policies.decisions import (
+    SetBatchSize,
+    SetClipNorm,
+    SetCompressionRatio,
+    SetLearningRateScale,
+    SetLossScale,
+    SetMicroBatch,
+    SetPoint,
+    SetSkipThreshold,
+)
+
+__all__ = ["Actuators", "UpdateStepActuators", "UpdateStepLike"]
+
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Actuators(Protocol):
+    """Turns knobs; whether they obeyed stands in the next step's observation."""
+
+    @property
+    def reachable(self) -> frozenset[str]:
+        """Knobs that can be turned, by the names of `decisions.KNOBS`."""
+
+    @property
+    def reports_acting_values(self) -> bool:
+        """Whether the step says which values acted; if not, obedience cannot be checked."""
+
+    def learn_batch(self, micro_batch_size: int) -> None:
+        """Take in the samples per rank and micro-batch, once the first batch is there."""
+
+    def take_over(self, knobs: frozenset[str]) -> None:
+        """Put to rest what manages these knobs otherwise: policies will."""
+
+    def apply(self, action: SetPoint) -> None:
+        """Set a knob for the next optimizer step.
+
+        Raises:
+            ConfigError: The value cannot be set.
+        """
+
+    def values(self) -> dict[str, float]:
+        """Return what has been set, for a resume."""
+
+    def restore(self, values: Mapping[str, float]) -> None:
+        """Set what `values` returned; what cannot be set any more is left out."""
+
+
+class UpdateStepLike(Protocol):
+    """What is needed of `UpdateStep`; named here so that this module loads no framework."""
+
+    loss_scale_managed_by_policy: bool
+
+    @property
+    def knob_values(self) -> dict[str, float]:
+        """The requested value of every knob."""
+
+    def set_learning_rate_scale(self, scale: float) -> None:
+        """Set the factor over the schedule."""
+
+    def set_loss_scale(self, scale: float) -> None:
+        """Set the loss scale."""
+
+    def set_num_microbatches(self, count: int) -> None:
+        """Set the micro-batches per optimizer step."""
+
+    def set_clip_norm(self, norm: float | None) -> None:
+        """Set the bound of the gradient norm."""
+
+    def set_skip_threshold(self, norm: float | None) -> None:
+        """Set the norm above which an update is skipped."""
+
+    def set_skip_non_finite(self, skip: bool) -> None:
+        """Set whether non-finite updates are skipped."""
+
+    def set_compression_ratio(self, ratio: float) -> None:
+        """Set the share of gradient entries that is exchanged."""
+
+
+class UpdateStepActuators:
+    """Turns the knobs of our own training step; it reports every value that acted.
+
+    Args:
+        step: The step.
+        data_parallel: Ranks with different samples.
+        uses_loss_scale: Whether the step was built with a loss scale.
+        compresses_top_k: Whether it exchanges a share of the gradient entries.
+    """
+
+    reports_acting_values = True
+
+    def __init__(
+        self,
+        step: UpdateStepLike,
+        *,
+        data_parallel: int,
+        uses_loss_scale: bool,
+        compresses_top_k: bool,
+    ) -> None:
+        self._step = step
+        self._data_parallel = data_parallel
+        self._uses_loss_scale = uses_loss_scale
+        self._compresses_top_k = compresses_top_k
+        self._micro_batch_size: int | None = None
+
+    @property
+    def reachable(self) -> frozenset[str]:
+        """All but the micro-batch size, as far as the step was built for them."""
+        names = {"learning_rate_scale", "clip_norm", "skip_threshold"}
+        if self._uses_loss_scale:
+            names.add("loss_scale")
+        if self._compresses_top_k:
+            names.add("compression_ratio")
+        if self._micro_batch_size is not None:
+            names.add("global_batch_size")
+        return frozenset(names)
+
+    def learn_batch(self, micro_batch_size: int) -> None:
+        """From now on the batch size can be turned, in multiples of `micro_batch_size`."""
+        self._micro_batch_size = micro_batch_size
+
+    def take_over(self, knobs: frozenset[str]) -> None:
+        """Let the step's own loss-scale rule rest where a policy manages the scale."""
+        self._step.loss_scale_managed_by_policy = SetLossScale.knob in knobs
+
+    def apply(self, action: SetPoint) -> None:
+        """Set a knob; it acts in the next optimizer step that begins.
+
+        Raises:
+            ConfigError: The step cannot do that.
+        """
+        match action:
+            case SetLearningRateScale(value):
+                self._step.set_learning_rate_scale(value)
+            case SetLossScale(value):
+                self._step.set_loss_scale(value)
+            case SetBatchSize(value):
+                self._step.set_num_microbatches(self._count(value))
+            case SetClipNorm(value):
+                self._step.set_clip_norm(value)
+            case SetSkipThreshold(value):
+                self._step.set_skip_threshold(value)
+            case SetCompressionRatio(value):
+                self._step.set_compression_ratio(value)
+            case SetMicroBatch(value):
+                raise ConfigError(
+                    f"micro_batch_size is fixed by the dataset, but got {value}; resize the "
+                    "global batch, which changes the number of micro-batches."
+                )
+            case _:
+                assert_never(action)
+
+    def values(self) -> dict[str, float]:
+        """Return the requested value of every knob."""
+        return dict(self._step.knob_values)
+
+    def restore(self, values: Mapping[str, float]) -> None:
+        """Set what a saved run had set."""
+        setters = {
+            "learning_rate_scale": self._step.set_learning_rate_scale,
+            "clip_norm": self._step.set_clip_norm,
+            "skip_threshold": self._step.set_skip_threshold,
+        }
+        if self._uses_loss_scale:
+            setters["loss_scale"] = self._step.set_loss_scale
+        if self._compresses_top_k:
+            setters["compression_ratio"] = self._step.set_compression_ratio
+        for name, setter in setters.items():
+            if name not in values:
+                continue
+            try:
+                setter(values[name])
+            except ConfigError as error:
+                _LOGGER.warning("%s of the saved run is left out: %s", name, error)
+        if "num_microbatches" in values:
+            self._step.set_num_microbatches(int(values["num_microbatches"]))
+        if "skip_non_finite" in values:
+            self._step.set_skip_non_finite(bool(values["skip_non_finite"]))
+
+    def _count(self, global_batch_size: int) -> int:
+        if self._micro_batch_size is None:
+            raise ConfigError(
+                f"global_batch_size cannot be set to {global_batch_size} before the first batch, "
+                "whose size is its unit."
+            )
+        unit = self._data_parallel * self._micro_batch_size
+        count = math.floor(global_batch_size / unit)
+        if count < 1 or count * unit != global_batch_size:
+            raise ConfigError(
+                "global_batch_size must be a multiple of data_parallel * micro_batch_size = "
+                f"{unit}, but got {global_batch_size}; use {max(1, count) * unit}."
+            )
+        return count

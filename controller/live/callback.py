@@ -1,0 +1,216 @@
+"""`TuneCallback`: the controller as a callback of `Model.train` and `Model.fit`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mindspore.train import Callback, ModelCheckpoint
+from typing_extensions import Self
+
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.live.batch import batch_facts
+from mindtune.controller.live.opening import open_session
+from mindtune.controller.live.session import LiveSession
+from mindtune.controller.live.settings import load_settings
+from mindtune.controller.live.state import ControllerState
+from mindtune.controller.live.workload import Workload
+from mindtune.controller.records import RunFolder
+
+__all__ = ["TuneCallback"]
+
+
+class TuneCallback(Callback):
+    """Watches a training, lets the policies decide, and turns the knobs of the training step.
+
+        model = Model(TrainStep(net_with_loss, optimizer))
+        model.train(epochs, dataset, callbacks=[TuneCallback("best_config.yaml")])
+
+    With `TrainStep` it has all signals and knobs. With another training step it records what the
+    step returns, turns the knobs that it can reach (learning rate, loss scale) and names the rest
+    once. The network is bound when training begins.
+
+    What it writes (rank 0 only): signals.csv, decisions.jsonl, result.json and state/ in the run's
+    folder; in a trial (MINDTUNE_TRIAL_DIR) signals.csv and the trial's result.json, and it ends
+    training after the warm-up and measured steps. An exception in training leaves a result as
+    well, typed by its kind; a process that is killed leaves none, but readable records.
+
+    Time between two calls of the step is waiting for data, apart from evaluation in `Model.fit`.
+    What other callbacks do in their own `step_end` counts into it if they stand behind this one in
+    the list; a step whose time holds a `ModelCheckpoint` save has phase `save`.
+
+    Args:
+        config: Path of a best_config.yaml (or of a MindFormers YAML with a `mindtune` block), a
+            dict of such content or of the keys mode, out_dir, policies, learned, watchdog and
+            max_num_microbatches; None: the file named by MINDTUNE_CONFIG, or defaults. The
+            default mode is observe: nothing is changed.
+        tokens_per_sample: Tokens of one sample; None: the width of the first integer matrix in
+            the batch, if there is one.
+        model: Shape of the model, by the keys of `model:` in a study file; with it and
+            `peak_flops` there is MFU.
+        peak_flops: Peak of one device in FLOP/s.
+        effective: Returns knobs read back from the running program, by their canonical names.
+        eval_fn: Returns the validation loss; called once at the end, on every rank.
+
+    Raises:
+        ConfigError: The config is not valid; unknown keys are named with the allowed ones.
+    """
+
+    def __init__(
+        self,
+        config: str | Path | Mapping[str, Any] | None = None,
+        *,
+        tokens_per_sample: int | None = None,
+        model: Mapping[str, Any] | None = None,
+        peak_flops: float | None = None,
+        effective: Callable[[], Mapping[str, Any]] | None = None,
+        eval_fn: Callable[[], float] | None = None,
+    ) -> None:
+        super().__init__()
+        self._settings = load_settings(config, os.environ)
+        self._workload = Workload(
+            tokens_per_sample=tokens_per_sample,
+            model=model,
+            peak_flops=peak_flops,
+            effective=effective,
+            eval_fn=eval_fn,
+        )
+        self._session: LiveSession | None = None
+        self._folder: RunFolder | None = None
+        self._carried: ControllerState | None = None
+        self._calls = 0
+        self._checkpoint = ""
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the training was ended, by a policy or at the end of a trial; None if it was not."""
+        return None if self._session is None else self._session.stop_reason
+
+    @property
+    def out_dir(self) -> Path | None:
+        """The run's folder on rank 0, once training has begun; None where nothing is written."""
+        return None if self._folder is None else self._folder.path
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of detectors, policies, arbiter and knobs as JSON-ready data.
+
+        It is saved in state/ beside every `ModelCheckpoint` by itself; this is for checkpoints
+        that are written otherwise.
+
+        Raises:
+            ConfigError: Training has not begun.
+        """
+        if self._session is None:
+            raise ConfigError("state_dict has a state only once training has begun.")
+        return self._session.state().to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state when training begins next.
+
+        Raises:
+            ConfigError: It is not what `state_dict` returned.
+        """
+        self._carried = ControllerState.from_dict(dict(state))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        """Leave a result for what ended the training, also where it raised."""
+        if self._session is not None and error is not None:
+            self._session.end(error)
+
+    def __enter__(self) -> Self:
+        """Return the callback itself."""
+        return self
+
+    def on_train_begin(self, run_context: Any) -> None:
+        """Bind the training step and start watching."""
+        params = run_context.original_args()
+        self._calls = params.cur_step_num
+        self._session, self._folder = open_session(
+            self._settings,
+            self._workload,
+            params.train_network,
+            folder=self._folder,
+            resumed=self._carried,
+        )
+        self._checkpoint = _latest_checkpoint(params)
+
+    def on_train_step_begin(self, run_context: Any) -> None:
+        """The data of a call is there."""
+        params = run_context.original_args()
+        self._look_for_checkpoint(params)
+        facts = batch_facts(params.get("train_dataset_element"))
+        self._bound().begin_call(shapes=facts.shapes, samples=facts.samples, tokens=facts.tokens)
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        """A call has returned: decide, act, record."""
+        params = run_context.original_args()
+        session = self._bound()
+        self._look_for_checkpoint(params)
+        # In a loop on the device one call stands for many steps.
+        num_steps = max(1, params.cur_step_num - self._calls)
+        self._calls = params.cur_step_num
+        session.end_call(params.net_outputs, num_steps=num_steps)
+        if session.stop_reason is not None:
+            run_context.request_stop()
+
+    def on_eval_begin(self, run_context: Any) -> None:
+        """Evaluation within training counts for no step."""
+        del run_context
+        if self._session is not None:
+            self._session.pause("eval")
+
+    def on_eval_end(self, run_context: Any) -> None:
+        """Take the validation loss, if the evaluation computed one."""
+        if self._session is not None:
+            self._session.resume(eval_loss=_validation_loss(run_context.original_args()))
+
+    def on_eval_step_begin(self, run_context: Any) -> None:
+        """Nothing happens in the steps of an evaluation."""
+
+    def on_eval_step_end(self, run_context: Any) -> None:
+        """Nothing happens in the steps of an evaluation."""
+
+    def on_train_end(self, run_context: Any) -> None:
+        """Leave the result."""
+        self._look_for_checkpoint(run_context.original_args())
+        session = self._bound()
+        session.end()
+        # Another `train` with this callback goes on where this one ended.
+        self._carried = session.state()
+
+    def _bound(self) -> LiveSession:
+        assert self._session is not None, "training begins first"  # noqa: S101 - Model's order
+        return self._session
+
+    def _look_for_checkpoint(self, params: Any) -> None:
+        latest = _latest_checkpoint(params)
+        if latest != self._checkpoint:
+            self._checkpoint = latest
+            self._bound().saved()
+
+
+def _latest_checkpoint(params: Any) -> str:
+    """Names of the newest checkpoints of all `ModelCheckpoint` callbacks of this training."""
+    callbacks = params.get("list_callback") or ()
+    return ";".join(
+        str(callback.latest_ckpt_file_name)
+        for callback in callbacks
+        if isinstance(callback, ModelCheckpoint)
+    )
+
+
+def _validation_loss(params: Any) -> float | None:
+    for results in (params.get("eval_results"), params.get("metrics")):
+        for name in ("eval_loss", "loss", "Loss"):
+            value = (results or {}).get(name)
+            if isinstance(value, (int, float)):
+                return float(value)
+    return None

@@ -1,0 +1,236 @@
+"""The controller of one run, without any framework: observe, decide, act, record.
+
+Per optimizer step it hands one observation to the engine (detectors, policies, arbiter), turns the
+knobs that the engine granted, and writes down what was seen and decided. Whether a knob obeyed is
+seen by the engine in the next observation, which carries the values that acted. Every rank runs a
+controller of its own on equal observations, so all come to equal decisions; only the one with a
+recorder writes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from mindtune.controller.contract import DecisionRecord
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.live.actuators import Actuators
+from mindtune.controller.records.recorder import Recorder
+from mindtune.policies.decisions import Action, Advise, RequestStop, Rewind
+from mindtune.policies.engine import Engine, EngineState, StepResult
+from mindtune.policies.facts import RunFacts
+from mindtune.policies.findings import Finding, Severity
+from mindtune.policies.signals import Observation
+
+__all__ = ["LiveController"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_LEVELS: Final = {
+    Severity.INFO: logging.INFO,
+    Severity.WARNING: logging.WARNING,
+    Severity.CRITICAL: logging.ERROR,
+}
+
+
+class LiveController:
+    """Closes the loop of one run.
+
+    Args:
+        engine: Detectors, policies and arbiter.
+        actuators: What turns the knobs.
+        recorder: Where everything is written down; None on all ranks but the first, and where no
+            records are kept.
+    """
+
+    def __init__(
+        self, engine: Engine, actuators: Actuators, *, recorder: Recorder | None = None
+    ) -> None:
+        self._engine = engine
+        self._actuators = actuators
+        self._recorder = recorder
+        self.engine_state: EngineState | None = None
+        """State of detectors, policies and arbiter; None before `start`."""
+        self.finding_counts: Counter[str] = Counter()
+        self.num_actions = 0
+        """Actions that were granted and carried out."""
+        self.stop_diagnosis: str | None = None
+        """Why a policy ends the run; None while none does."""
+        self._seen_incidents: set[tuple[str, int]] = set()
+        self._told: set[str] = set()
+
+    def start(self, facts: RunFacts, *, saved: Mapping[str, Any] | None = None) -> None:
+        """Begin with what holds for the whole run, or go on with a saved state of the engine."""
+        self._actuators.take_over(self._engine.owned_knobs(facts))
+        if saved is None:
+            self.engine_state = self._engine.init(facts)
+            return
+        restored = self._engine.from_json(saved, facts)
+        self.engine_state = restored.state
+        if restored.message is not None:
+            _LOGGER.warning("%s", restored.message)
+
+    def step(self, observation: Observation, *, recorded: Observation | None = None) -> StepResult:
+        """Decide on one optimizer step and carry it out.
+
+        Args:
+            observation: What was measured, equal on all ranks.
+            recorded: The row to write, where this rank knows more than all ranks agree on.
+
+        Returns:
+            What was found, granted and recorded.
+        """
+        assert self.engine_state is not None, "start comes before the first step"  # noqa: S101
+        result = self._engine.step(observation, self.engine_state)
+        self.engine_state = result.state
+        alarm = self._take_findings(result.findings)
+        refusals = self._carry_out(result.grants, observation.step)
+        self._record(result, refusals)
+        if self._recorder is not None:
+            self._recorder.observation(
+                recorded or observation, alarm=alarm or bool(result.records)
+            )
+        return result
+
+    def report(self, finding: Finding) -> None:
+        """Take in a finding that no observation shows, such as a hang; any thread may call."""
+        if not self._take_findings((finding,)):
+            return
+        self._tell(
+            finding.step,
+            source="sensors",
+            advice=Advise(f"{finding.kind.value}-{finding.step}", finding.message),
+        )
+
+    def report_once(self, finding: Finding) -> None:
+        """Take in a finding of a kind that is told once in a run."""
+        if not self.finding_counts[finding.kind.value]:
+            self.report(finding)
+
+    def advise(self, step: int, advice: Advise, *, source: str) -> None:
+        """Tell the user something once: in the log and as a decision record."""
+        if advice.id not in self._told:
+            _LOGGER.warning("step %d: %s: %s", step, source, advice.message)
+            self._tell(step, source=source, advice=advice)
+
+    def _take_findings(self, findings: Iterable[Finding]) -> bool:
+        """Count and log new incidents; tell whether one of them is an alarm."""
+        alarm = False
+        for finding in findings:
+            incident = (finding.kind.value, finding.step)
+            if incident in self._seen_incidents:
+                continue
+            self._seen_incidents.add(incident)
+            self.finding_counts[finding.kind.value] += 1
+            alarm = alarm or finding.severity is not Severity.INFO
+            _LOGGER.log(
+                _LEVELS[finding.severity],
+                "step %d: %s: %s",
+                finding.step,
+                finding.kind.value,
+                finding.message,
+            )
+        return alarm
+
+    def _carry_out(self, grants: Iterable[Action], step: int) -> dict[Action, str]:
+        """Do what was granted; return what could not be done, with the reasons."""
+        refusals: dict[Action, str] = {}
+        for action in grants:
+            match action:
+                case RequestStop(diagnosis=diagnosis):
+                    self.stop_diagnosis = self.stop_diagnosis or diagnosis
+                case Advise(id=name, message=message):
+                    if name not in self._told:
+                        self._told.add(name)
+                        _LOGGER.warning("step %d: advice: %s", step, message)
+                case Rewind():
+                    refusals[action] = (
+                        "this version cannot return to an earlier state; restart from a checkpoint"
+                    )
+                    continue
+                case _:
+                    try:
+                        self._actuators.apply(action)
+                    except ConfigError as error:
+                        refusals[action] = str(error)
+                        continue
+            self.num_actions += 1
+        return refusals
+
+    def _record(self, result: StepResult, refusals: dict[Action, str]) -> None:
+        """Log what was granted and write all records, refusals of the actuators included."""
+        refused: dict[tuple[str, object], str] = {
+            (type(action).__name__, _requested(action)): why for action, why in refusals.items()
+        }
+        for entry in result.records:
+            record = DecisionRecord(
+                step=entry.step,
+                policy=entry.policy,
+                action=entry.action,
+                requested=entry.requested,
+                before=entry.before,
+                acted=entry.acted,
+                verdict=entry.verdict,
+                reason=entry.reason,
+                evidence=dict(entry.evidence),
+                outcome=entry.outcome,
+                budget_left=entry.budget_left,
+            )
+            why = refused.get((entry.action, entry.requested))
+            if why is not None and entry.verdict == "granted":
+                record = record.model_copy(update={"verdict": "refused", "reason": why})
+            self._log(record)
+            if self._recorder is not None:
+                self._recorder.decision(record)
+
+    def _log(self, record: DecisionRecord) -> None:
+        """One line per action that was granted, undone or could not be carried out."""
+        if record.acted is not None or record.outcome is not None:
+            # The record was written before; it only completes now.
+            if record.outcome is not None:
+                _LOGGER.info(
+                    "step %d: %s: %s: outcome: %s",
+                    record.step,
+                    record.policy,
+                    record.action,
+                    record.outcome,
+                )
+            return
+        level = logging.INFO if record.verdict == "observed" else logging.WARNING
+        _LOGGER.log(
+            level,
+            "step %d: %s: %s %s -> %s %s: %s",
+            record.step,
+            record.policy,
+            record.action,
+            record.before,
+            record.requested,
+            record.verdict,
+            record.reason,
+        )
+
+    def _tell(self, step: int, *, source: str, advice: Advise) -> None:
+        """Write down an advice of the controller's own, and everything before it."""
+        self._told.add(advice.id)
+        if self._recorder is not None:
+            self._recorder.decision(
+                DecisionRecord(
+                    step=step,
+                    policy=source,
+                    action=Advise.__name__,
+                    requested=advice.id,
+                    verdict="granted",
+                    reason=advice.message,
+                )
+            )
+            self._recorder.flush()
+
+
+def _requested(action: Action) -> float | int | str:
+    match action:
+        case RequestStop(id=name) | Advise(id=name) | Rewind(id=name):
+            return name
+        case _:
+            return action.value

@@ -1,0 +1,307 @@
+"""One run from its first batch to its result: what callback and loop have in common.
+
+Theory of operation. `begin` starts the watchdog and the probe. Then, per call of the training
+step, `begin_call` and `end_call`; a call that completes an optimizer step becomes one observation
+for the controller. `pause` and `resume` enclose what is no training, `saved` tells of a
+checkpoint. `end` closes everything and leaves result.json, of a run or of a trial, also for an
+exception. Every rank runs a session; rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mindtune.controller.device import SamplingThread, choose_probe
+from mindtune.controller.live.controller import LiveController
+from mindtune.controller.live.observing import Machine, SensedStep, Sensors
+from mindtune.controller.live.run_report import RunReport
+from mindtune.controller.live.settings import LiveSettings
+from mindtune.controller.live.state import ControllerState, save_state
+from mindtune.controller.live.step_adapter import StepAdapter
+from mindtune.controller.live.timing import StepTimer
+from mindtune.controller.live.trial_report import TrialReport
+from mindtune.controller.live.watchdog import Hang, Phase, Watchdog
+from mindtune.controller.live.workload import Workload
+from mindtune.controller.records import Recorder
+from mindtune.policies.decisions import Advise
+from mindtune.policies.engine import Engine
+from mindtune.policies.findings import Finding, FindingKind, Severity
+from mindtune.policies.signals import Observation
+
+__all__ = ["LiveSession"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class LiveSession:
+    """A run or trial that is going on.
+
+    Args:
+        settings: What the user asked for.
+        workload: What the user told about the training.
+        adapter: The training step.
+        engine: Detectors, policies and arbiter, in the mode that applies.
+        recorder: Where rank 0 writes; None elsewhere.
+        machine: This process's place.
+        trial: The trial that this process is a part of; None in a run.
+        clock: Monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        settings: LiveSettings,
+        workload: Workload,
+        adapter: StepAdapter,
+        engine: Engine,
+        *,
+        recorder: Recorder | None = None,
+        machine: Machine | None = None,
+        trial: TrialReport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._workload = workload
+        self._adapter = adapter
+        self._recorder = recorder
+        self._machine = machine or Machine()
+        self._trial = trial
+        self._timer = StepTimer(clock)
+        self._probe = SamplingThread(choose_probe(self._machine.device).probe)
+        self._sensors = Sensors(
+            adapter,
+            workload,
+            self._machine,
+            timer=self._timer,
+            read_device=self._probe.reading,
+        )
+        self.controller = LiveController(engine, adapter.actuators, recorder=recorder)
+        self._report = RunReport(self.controller)
+        self._watchdog = self._make_watchdog()
+        self._resumed: ControllerState | None = None
+        self._ended = False
+        self.step = 0
+        """Optimizer steps attempted."""
+        self.stop_reason: str | None = None
+        """Why training must end now; None while it must not."""
+
+    def begin(self, *, resumed: ControllerState | None = None) -> None:
+        """Start watching; the first batch comes next."""
+        self._probe.start()
+        if self._watchdog is not None:
+            self._watchdog.start()
+        if resumed is not None:
+            self._resumed = resumed
+            self.step = resumed.step
+            self._adapter.actuators.restore(resumed.knobs)
+            _LOGGER.info("the controller goes on from step %d", resumed.step)
+        if self._adapter.unreachable:
+            names = ", ".join(self._adapter.unreachable)
+            reached = ", ".join(sorted(self._adapter.actuators.reachable)) or "none"
+            self.advise(
+                "unreachable_knobs",
+                f"{self._adapter.name} is not mindtune's training step: {names} cannot be turned "
+                f"on it; reached: {reached}, whose effect cannot be read back. Wrap the network "
+                "in mindtune.controller.TrainStep for all knobs and signals.",
+            )
+        self._timer.start()
+
+    def begin_call(
+        self,
+        *,
+        shapes: Any = None,
+        samples: int | None = None,
+        tokens: int | None = None,
+        waited: bool = True,
+    ) -> None:
+        """The data of the next call is there; see `Sensors.begin_call`."""
+        compiles = self._sensors.begin_call(
+            shapes=shapes, samples=samples, tokens=tokens, waited=waited
+        )
+        self._heartbeat("compile" if compiles else "train")
+
+    def end_call(self, outputs: Any, *, num_steps: int = 1) -> Observation | None:
+        """A call has returned.
+
+        Args:
+            outputs: What it returned.
+            num_steps: Optimizer steps that this call stands for; above 1 where a loop on the
+                device hides all but the last.
+
+        Returns:
+            The row of the optimizer step that it completed; None while accumulating.
+        """
+        signals = self._sensors.end_call(outputs)
+        recorded = None
+        if signals is not None:
+            self.step += num_steps
+            sensed = self._sensors.complete(signals, step=self.step, num_steps=num_steps)
+            self._decide(sensed)
+            recorded = sensed.recorded
+            if num_steps > 1:
+                self._tell_hidden_steps(num_steps)
+        self._heartbeat("train")
+        self._timer.leave()
+        return recorded
+
+    def pause(self, phase: Phase) -> None:
+        """Evaluation or saving begins: its time counts for no step."""
+        self._timer.pause()
+        self._heartbeat(phase)
+
+    def resume(self, *, eval_loss: float | None = None) -> None:
+        """Training goes on, perhaps with a validation loss for the next row."""
+        self._timer.resume()
+        if eval_loss is not None:
+            self._sensors.eval_loss = eval_loss
+            self._report.eval_loss = eval_loss
+        self._heartbeat("train")
+
+    def saved(self) -> None:
+        """A checkpoint was written: keep the controller's state beside it."""
+        self._sensors.note_phase("save")
+        self._save_state()
+
+    def state(self) -> ControllerState:
+        """Return what a resumed run goes on with."""
+        engine = self.controller.engine_state
+        return ControllerState(
+            step=self.step,
+            updates=self._adapter.updates(),
+            engine={} if engine is None else engine.to_json(),
+            knobs=self._adapter.actuators.values(),
+        )
+
+    def advise(self, name: str, message: str) -> None:
+        """Tell the user something once, in the log and in the decision log."""
+        self.controller.advise(self.step, Advise(name, message), source="sensors")
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Close everything and leave the result; harmless when called twice.
+
+        Args:
+            error: What ended the training before its time.
+        """
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            if error is None:
+                self._evaluate()
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            if self._watchdog is not None:
+                self._watchdog.stop()
+            self._probe.stop()
+            if error is None:
+                self._save_state()
+            self._leave_result(error)
+            if self._recorder is not None:
+                self._recorder.close()
+
+    def _decide(self, sensed: SensedStep) -> None:
+        """Let the controller decide on a step, and take it into the reports."""
+        if self.controller.engine_state is None:
+            self._start_controller()
+        self.controller.step(sensed.observation, recorded=sensed.recorded)
+        self._report.add(sensed.observation)
+        self.stop_reason = self.controller.stop_diagnosis
+        if self._trial is None:
+            return
+        if sensed.agreed is not None:
+            self._trial.add_time(*sensed.agreed)
+        if self._trial.add_step(sensed.observation):
+            if sensed.agreed is not sensed.own:
+                # No further step will bring the slowest rank's time of this last one.
+                self._trial.add_time(*sensed.own)
+            self.stop_reason = self.stop_reason or "the trial has measured its steps"
+
+    def _start_controller(self) -> None:
+        facts = self._adapter.facts(
+            micro_batch_size=self._sensors.micro_batch_size,
+            max_num_microbatches=self._settings.max_num_microbatches,
+            device=self._machine.device,
+        )
+        saved = None if self._resumed is None else self._resumed.engine
+        self.controller.start(facts, saved=saved or None)
+
+    def _heartbeat(self, phase: Phase) -> None:
+        if self._watchdog is not None:
+            self._watchdog.heartbeat(self.step, phase)
+
+    def _tell_hidden_steps(self, num_steps: int) -> None:
+        self.controller.report_once(
+            Finding(
+                step=self.step,
+                last_step=self.step,
+                kind=FindingKind.HIDDEN_STEPS,
+                severity=Severity.WARNING,
+                message=f"one call runs {num_steps} optimizer steps on the device (data sinking), "
+                f"so {num_steps - 1} of {num_steps} steps stay unseen and no policy can act "
+                "within them; train with dataset_sink_mode=False or sink_size=1",
+                evidence={"steps_per_call": num_steps},
+            )
+        )
+
+    def _make_watchdog(self) -> Watchdog | None:
+        section = self._settings.watchdog
+        if not section.enabled:
+            return None
+        return Watchdog(
+            self._hang,
+            limits=section.limits(),
+            stacks_path=None if self._recorder is None else self._recorder.folder.stacks,
+            exit_on_hang=section.exit_on_hang,
+        )
+
+    def _hang(self, hang: Hang) -> None:
+        """Take in a hang; called from the watchdog's thread."""
+        self.controller.report(
+            Finding(
+                step=hang.step,
+                last_step=hang.step,
+                kind=FindingKind.HANG,
+                severity=Severity.CRITICAL,
+                message=hang.message(),
+                evidence={"stalled_s": hang.stalled_s, "limit_s": hang.limit_s},
+            )
+        )
+        if self._settings.watchdog.exit_on_hang:
+            self._leave_result(TimeoutError(hang.message()))
+
+    def _evaluate(self) -> None:
+        if self._workload.eval_fn is None or self.step == 0:
+            return
+        self._heartbeat("eval")
+        self._report.eval_loss = float(self._workload.eval_fn())
+
+    def _save_state(self) -> None:
+        if self._recorder is not None and self.controller.engine_state is not None:
+            save_state(self._recorder.folder.state, self.state())
+
+    def _leave_result(self, error: BaseException | None) -> None:
+        peak = self._machine.peak_memory()
+        own_peak, source = peak if peak is not None else (None, None)
+        effective = {} if error is not None else self._effective()
+        if self._trial is not None and error is not None:
+            self._trial.fail(error)
+        elif self._trial is not None:
+            self._trial.finish(
+                effective=effective,
+                eval_loss=self._report.eval_loss,
+                peak_memory_bytes=self._report.peak_memory_bytes(own_peak),
+                memory_source=source,
+            )
+        elif self._recorder is not None:
+            self._recorder.result(
+                self._report.result(error, steps=self.step, effective=effective, own_peak=own_peak)
+            )
+
+    def _effective(self) -> dict[str, Any]:
+        found = self._adapter.effective(micro_batch_size=self._sensors.micro_batch_size)
+        told = {} if self._workload.effective is None else dict(self._workload.effective())
+        return {**found, **told}

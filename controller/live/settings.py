@@ -1,0 +1,186 @@
+"""What a callback or loop was told: by its argument, by the environment, by default.
+
+The argument is a path of a best_config.yaml, a dict of its content or of the keys of
+`LiveConfig`, or None. None means the file that MINDTUNE_CONFIG names, else defaults. MINDTUNE_MODE
+wins over every file, MINDTUNE_RUN_DIR over `out_dir`. In a trial (MINDTUNE_TRIAL_DIR) policies
+observe, whatever is asked for, and the trial's folder takes the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from mindtune.controller.contract import (
+    ENV_CONFIG,
+    ENV_MODE,
+    ENV_RUN_DIR,
+    ENV_TRIAL_DIR,
+    BestConfig,
+    ContractModel,
+    GradNormPrior,
+    Learned,
+    parse,
+    read_yaml,
+)
+from mindtune.controller.contract.study_file import PolicySection
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.live.watchdog import WatchdogLimits
+
+__all__ = ["DEFAULT_PARENT", "LiveConfig", "LiveSettings", "Mode", "WatchdogSection",
+           "load_settings"]  # fmt: skip
+
+Mode = Literal["observe", "act"]
+
+DEFAULT_PARENT = Path("mindtune_runs")
+"""Where a run without `out_dir` gets a folder named by the time of its start."""
+
+_MINDFORMERS_KEY = "mindtune"
+
+
+class WatchdogSection(ContractModel):
+    """Longest silences of a run, in seconds, by phase."""
+
+    enabled: bool = True
+    compile_s: float = Field(default=WatchdogLimits.compile_s, gt=0)
+    train_min_s: float = Field(default=WatchdogLimits.train_min_s, gt=0)
+    train_factor: float = Field(default=WatchdogLimits.train_factor, gt=0)
+    eval_s: float = Field(default=WatchdogLimits.eval_s, gt=0)
+    save_s: float = Field(default=WatchdogLimits.save_s, gt=0)
+    exit_on_hang: bool = False
+    """End the process with code 3 on a hang, so that a launcher can start it again."""
+
+    def limits(self) -> WatchdogLimits:
+        """Return the limits as the watchdog takes them."""
+        return WatchdogLimits(
+            compile_s=self.compile_s,
+            train_min_s=self.train_min_s,
+            train_factor=self.train_factor,
+            eval_s=self.eval_s,
+            save_s=self.save_s,
+        )
+
+
+class LiveConfig(ContractModel):
+    """Keys that a dict or file may hold where it is no whole best config."""
+
+    mode: Mode = "observe"
+    """observe: record what the policies would do; act: do it."""
+    out_dir: str | None = None
+    """The run's folder, relative to the working directory; an explicit null: no records."""
+    policies: dict[str, PolicySection] = Field(default_factory=dict)
+    learned: Learned = Learned()
+    watchdog: WatchdogSection = WatchdogSection()
+    max_num_microbatches: int | None = Field(default=None, ge=1)
+    """Most micro-batches per optimizer step that the batch policy may ask for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveSettings:
+    """Everything that holds for the whole run."""
+
+    mode: Mode = "observe"
+    policies: Mapping[str, PolicySection] = field(default_factory=dict)
+    learned: Learned = field(default_factory=Learned)
+    watchdog: WatchdogSection = field(default_factory=WatchdogSection)
+    max_num_microbatches: int | None = None
+    out_dir: Path | None = None
+    """The run's folder; None: see `keeps_records`."""
+    keeps_records: bool = True
+    """False: nothing is written. With True and no `out_dir` a new folder is made."""
+    in_trial: bool = False
+    observes_only: bool = False
+    """Policies observe even where their own mode says act: in a trial, and where the environment
+    says observe."""
+
+    @property
+    def wants_to_act(self) -> bool:
+        """Whether the run or one of its policies was told to act."""
+        return self.mode == "act" or any(
+            section.mode == "act" for section in self.policies.values()
+        )
+
+    @property
+    def prior(self) -> GradNormPrior | None:
+        """Gradient-norm statistics of the trials."""
+        return self.learned.grad_norm
+
+
+def load_settings(
+    config: str | Path | Mapping[str, Any] | None, environ: Mapping[str, str]
+) -> LiveSettings:
+    """Return the settings of a run.
+
+    Args:
+        config: see the module.
+        environ: the environment.
+
+    Raises:
+        ConfigError: a file is missing or not valid, a key is unknown, or a mode is none.
+    """
+    if config is None:
+        config = environ.get(ENV_CONFIG) or {}
+    live, policies, learned = _read(config)
+    told = _mode(environ.get(ENV_MODE))
+    mode = told or live.mode
+    out_dir = environ.get(ENV_RUN_DIR) or live.out_dir
+    trial_dir = environ.get(ENV_TRIAL_DIR)
+    if trial_dir:
+        mode, out_dir = "observe", trial_dir
+    switched_off = "out_dir" in live.model_fields_set and out_dir is None
+    return LiveSettings(
+        mode=mode,
+        policies=policies,
+        learned=learned,
+        watchdog=live.watchdog,
+        max_num_microbatches=live.max_num_microbatches,
+        out_dir=Path(out_dir) if out_dir else None,
+        keeps_records=not switched_off,
+        in_trial=bool(trial_dir),
+        observes_only=bool(trial_dir) or told == "observe",
+    )
+
+
+def _read(
+    config: str | Path | Mapping[str, Any],
+) -> tuple[LiveConfig, Mapping[str, PolicySection], Learned]:
+    """Split a config into the live keys and what a best config adds."""
+    if isinstance(config, Mapping):
+        content: Any = dict(config)
+        source = "the config of TuneCallback or tune_loop"
+    else:
+        content = read_yaml(Path(config))
+        source = str(config)
+    if isinstance(content, dict) and isinstance(content.get(_MINDFORMERS_KEY), dict):
+        content = content[_MINDFORMERS_KEY]
+        source = f"{source}, key {_MINDFORMERS_KEY!r}"
+    if isinstance(content, dict) and "command" in content:
+        shared = {"policies", "learned"}
+        own = set(LiveConfig.model_fields) - shared
+        best = parse(
+            BestConfig,
+            {key: value for key, value in content.items() if key not in own},
+            source=source,
+        )
+        live = parse(
+            LiveConfig,
+            {key: value for key, value in content.items() if key in own},
+            source=source,
+        )
+        return live, best.policies, best.learned
+    live = parse(LiveConfig, content, source=source)
+    return live, live.policies, live.learned
+
+
+def _mode(text: str | None) -> Mode | None:
+    if not text:
+        return None
+    if text == "observe":
+        return "observe"
+    if text == "act":
+        return "act"
+    raise ConfigError(f"{ENV_MODE} must be observe or act, but got {text!r}.")

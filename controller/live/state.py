@@ -1,0 +1,103 @@
+"""The controller's state on disk, one file per checkpoint of the user's.
+
+A state belongs to the weights that were current when it was saved. On a resume, the optimizer's
+own count of updates says which weights those are: the newest state with at most that count fits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindtune.controller.contract import read_json, write_atomic
+from mindtune.controller.errors import ConfigError
+
+__all__ = ["ControllerState", "find_state", "save_state"]
+
+_SCHEMA = 1
+_KEPT = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerState:
+    """Everything that a resumed run goes on with."""
+
+    step: int
+    """Optimizer steps attempted."""
+    updates: int | None
+    """The optimizer's own count of updates; None where it has none."""
+    engine: Mapping[str, Any]
+    """State of detectors, policies and arbiter."""
+    knobs: Mapping[str, float]
+    """Values that the actuators had set."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as JSON-ready data."""
+        return {
+            "schema": _SCHEMA,
+            "step": self.step,
+            "updates": self.updates,
+            "engine": dict(self.engine),
+            "knobs": {name: _spell(value) for name, value in self.knobs.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, content: Any, *, source: str = "the controller's state") -> ControllerState:
+        """Read what `to_dict` returned.
+
+        Raises:
+            ConfigError: it is of another version, or is no state.
+        """
+        if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
+            found = content.get("schema") if isinstance(content, dict) else type(content).__name__
+            raise ConfigError(
+                f"{source} must have schema {_SCHEMA}, but got {found}; delete it to start afresh."
+            )
+        try:
+            updates = content["updates"]
+            return cls(
+                step=int(content["step"]),
+                updates=None if updates is None else int(updates),
+                engine=dict(content["engine"]),
+                knobs={name: float(value) for name, value in content["knobs"].items()},
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{source} must hold step, updates, engine and knobs, but: {error!r}; "
+                "delete it to start afresh."
+            ) from None
+
+
+def save_state(folder: Path, state: ControllerState) -> Path:
+    """Write a state into `folder`, atomically, and drop the oldest of many.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    path = folder / f"controller_{state.step:09d}.json"
+    write_atomic(path, json.dumps(state.to_dict(), allow_nan=False) + "\n")
+    for old in sorted(folder.glob("controller_*.json"))[:-_KEPT]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def find_state(folder: Path, *, updates: int) -> ControllerState | None:
+    """Return the newest state in `folder` that is no newer than `updates` updates.
+
+    Raises:
+        ConfigError: a state cannot be read.
+    """
+    found = [
+        ControllerState.from_dict(read_json(path), source=str(path))
+        for path in sorted(folder.glob("controller_*.json"))
+    ]
+    fitting = [state for state in found if state.updates is not None and state.updates <= updates]
+    return max(fitting, key=lambda state: (state.updates or 0, state.step), default=None)
+
+
+def _spell(value: float) -> float | str:
+    """Infinity as text, which `float` reads: bare it would be no JSON."""
+    return value if abs(value) < float("inf") else str(value)

@@ -1,0 +1,62 @@
+"""The records of a run that is going on, as one thing to write to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mindtune.controller.contract import DecisionRecord, Document, write_json
+from mindtune.controller.records.decision_log import DecisionWriter
+from mindtune.controller.records.run_folder import RunFolder
+from mindtune.controller.records.signal_writer import SignalWriter
+from mindtune.policies.signals import Observation
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """Writes the signals, decisions and result of one run; made on rank 0 only.
+
+    A result that an earlier segment left is removed, so that a killed one shows none.
+
+    Raises:
+        ConfigError: The folder cannot be written.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        folder.create()
+        folder.result.unlink(missing_ok=True)
+        self.folder = folder
+        self._signals = SignalWriter(folder.signals)
+        self._decisions = DecisionWriter(folder.decisions)
+
+    @property
+    def run(self) -> int:
+        """Segment of the run: 0 at first, one more after each resume."""
+        return self._signals.run
+
+    def observation(
+        self,
+        observation: Observation,
+        *,
+        extra: Mapping[str, str] | None = None,
+        alarm: bool = False,
+    ) -> None:
+        """Append a row of signals; with an alarm it reaches the file at once."""
+        self._signals.write(observation, extra=extra, alarm=alarm)
+
+    def decision(self, record: DecisionRecord) -> None:
+        """Append a decision, at once."""
+        self._decisions.write(record)
+
+    def flush(self) -> None:
+        """Hand everything to the operating system."""
+        self._signals.flush()
+
+    def result(self, document: Document) -> None:
+        """Write how the run ended, atomically."""
+        write_json(self.folder.result, document)
+
+    def close(self) -> None:
+        """Write what waits and close the files; harmless when called twice."""
+        self._signals.close()
+        self._decisions.close()
