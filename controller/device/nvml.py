@@ -227,7 +227,9 @@ def _handle_of(nvml: Any, entry: str) -> Any:
 
 def _is_unsupported(nvml: Any, error: Any) -> bool:
     """Whether an error says that this device or driver never gives the value."""
+    # MIG slices answer some calls with "invalid argument": the handle is of the wrong kind.
     return error.value in {
+        nvml.NVML_ERROR_INVALID_ARGUMENT,
         nvml.NVML_ERROR_NOT_SUPPORTED,
         nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
         nvml.NVML_ERROR_NO_PERMISSION,

@@ -10,8 +10,8 @@ arms the watchdog again. `reset()` forgets everything, as after a restart from a
 A thread that hangs while it holds the interpreter's lock stops this thread too; MindSpore's
 compile and run calls let go of it (seen with 2.10: another thread ran every 10 ms throughout).
 
-The limit of training adapts to the median time between its heartbeats, whether these come once a
-step or once per sink of many steps. Time in which the watchdog itself did not run (a suspended
+The limit of training adapts to the median time from one advance of the step number to the next,
+with data wait, without other phases; of a sink of many steps that is the time of the sink. Time in which the watchdog itself did not run (a suspended
 process or machine) is not counted against training.
 """
 
@@ -62,7 +62,7 @@ class WatchdogLimits:
     train_min_s: float = 10 * 60.0
     """Least limit while training (DLRover's hang detector uses 10 minutes)."""
     train_factor: float = 20.0
-    """Multiple of the median time between heartbeats, where that is longer."""
+    """Multiple of the median time from step to step, where that is longer."""
     eval_s: float = 30 * 60.0
     """Evaluation."""
     save_s: float = 30 * 60.0
@@ -139,6 +139,7 @@ class Watchdog:
         self._lock = threading.Lock()
         self._intervals: deque[float] = deque(maxlen=_HISTORY)
         self._beat = _Beat(0, "compile", clock())
+        self._advance: _Beat | None = None
         self._raised = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -161,6 +162,7 @@ class Watchdog:
         with self._lock:
             self._intervals.clear()
             self._beat = _Beat(0, "compile", self._clock())
+            self._advance = None
             self._raised = False
 
     def heartbeat(self, step: int, phase: Phase) -> None:
@@ -178,9 +180,14 @@ class Watchdog:
         now_s = self._clock()
         with self._lock:
             last = self._beat
-            if last.phase == phase == "train" and step > last.step:
-                self._intervals.append(now_s - last.time_s)
             self._beat = _Beat(step, phase, now_s)
+            if phase != "train":
+                self._advance = None
+            elif self._advance is None:
+                self._advance = self._beat
+            elif step > self._advance.step:
+                self._intervals.append(now_s - self._advance.time_s)
+                self._advance = self._beat
             recovered = self._raised
             self._raised = False
         if recovered:

@@ -126,6 +126,26 @@ def test_one_long_step_does_not_move_the_limit(clock, hangs):
     assert dog.limit_s() == pytest.approx(800.0)
 
 
+def test_a_step_lasts_from_advance_to_advance_however_often_the_heart_beats(clock, hangs):
+    dog = watchdog(clock, hangs)
+    for step in range(30):
+        dog.heartbeat(step, "train")  # the data is there
+        clock.now += 10.0
+        dog.heartbeat(step, "train")  # a micro-batch is done
+        clock.now += 10.0
+        dog.heartbeat(step + 1, "train")  # the step is done, the wait for data begins
+        clock.now += 20.0
+    assert dog.limit_s() == pytest.approx(20 * 40.0)
+
+
+def test_a_sink_of_many_steps_counts_as_one_interval(clock, hangs):
+    dog = watchdog(clock, hangs)
+    for sink in range(1, 10):
+        dog.heartbeat(100 * sink, "train")
+        clock.now += 90.0
+    assert dog.limit_s() == pytest.approx(1800.0)
+
+
 def test_time_of_evaluation_and_saving_is_no_step_time(clock, hangs):
     dog = watchdog(clock, hangs)
     for step in range(1, 20):
