@@ -11,8 +11,9 @@ A thread that hangs while it holds the interpreter's lock stops this thread too;
 compile and run calls let go of it (seen with 2.10: another thread ran every 10 ms throughout).
 
 The limit of training adapts to the median time from one advance of the step number to the next,
-with data wait, without other phases; of a sink of many steps that is the time of the sink. Time in which the watchdog itself did not run (a suspended
-process or machine) is not counted against training.
+with data wait, without other phases; of a sink of many steps that is the time of the sink. Time
+in which the watchdog itself did not run (a suspended process or machine) is not counted against
+training.
 """
 
 from __future__ import annotations
