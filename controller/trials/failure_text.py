@@ -30,7 +30,7 @@ _ABORT = re.compile(r"^terminate called .*(?:\n\s+what\(\): .*)?", re.MULTILINE)
 
 _OUT_OF_MEMORY = re.compile(
     r"""
-    \bMemoryError\b | \bbad_alloc\b | \bOutOfMemory | \bout\ of\ memory\b
+    MemoryError\b | \bbad_alloc\b | \bOutOfMemory | \bout\ of\ memory\b
     | cannot\ allocate\ memory
     # MindSpore 2.10: "Memory not enough", "memory isn't enough and alloc failed", "Allocate memory
     # failed", "Malloc for kernel output failed", "Alloc device mem failed" and their like.

@@ -12,6 +12,7 @@ import select
 import shutil
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -71,6 +72,7 @@ def launch(
     launcher: Literal["none", "msrun", "slurm"] = "none",
     env: Mapping[str, str] | None = None,
     should_stop: Callable[[], str | None] | None = None,
+    interrupt: threading.Event | None = None,
     stop_grace_s: float = 10.0,
     in_trial: bool = True,
 ) -> LaunchReport:
@@ -89,7 +91,9 @@ def launch(
         num_ranks: ranks that msrun is to start; 1 starts the plain command.
         launcher: what to put in front of the command.
         env: variables on top of this process's own.
-        should_stop: asked four times a second; a text stops the trial for that reason.
+        should_stop: asked four times a second; a text stops the trial for that reason (pruned).
+        interrupt: ends the trial within 5 s once it is set (interrupted): Ctrl-C reaches the main
+            thread alone, which sets it for launches in other threads.
         stop_grace_s: time between SIGTERM and SIGKILL in an ordinary stop.
         in_trial: whether the command is told that it is a trial; a production run is not.
 
@@ -120,11 +124,12 @@ def launch(
         rank_dir=str(rank_dir) if with_msrun else None,
         num_ranks=num_ranks,
         stop_grace_s=stop_grace_s,
+        is_trial=in_trial,
     )
     if not in_trial:
         spec = replace(spec, failure_grace_s=_RUN_FAILURE_GRACE_S)
     if not with_msrun:
-        supervised, reason = _run_supervisor(spec, should_stop)
+        supervised, reason = _run_supervisor(spec, should_stop, interrupt)
         return _report(spec, supervised, reason, attempts=1)
 
     def start(remaining_s: float) -> tuple[SupervisorReport, str | None]:
@@ -138,7 +143,9 @@ def launch(
             cluster_timeout_s=min(remaining_s / 2, _LONGEST_MEETING_S),
         )
         return _run_supervisor(
-            replace(spec, command=wrapped, startup_deadline_s=remaining_s), should_stop
+            replace(spec, command=wrapped, startup_deadline_s=remaining_s),
+            should_stop,
+            interrupt,
         )
 
     supervised, reason = start(startup_deadline_s)
@@ -199,7 +206,9 @@ def _report(
 
 
 def _run_supervisor(
-    spec: SupervisorSpec, should_stop: Callable[[], str | None] | None
+    spec: SupervisorSpec,
+    should_stop: Callable[[], str | None] | None,
+    interrupt: threading.Event | None,
 ) -> tuple[SupervisorReport, str | None]:
     """Run one supervisor to its end; return its report and the reason of a stop."""
     supervisor = subprocess.Popen(
@@ -226,6 +235,9 @@ def _run_supervisor(
                 if not received:
                     break
                 answer += received
+            elif interrupt is not None and interrupt.is_set():
+                with contextlib.suppress(BrokenPipeError):
+                    supervisor.stdin.close()
             elif reason is None and should_stop is not None:
                 reason = should_stop()
                 if reason is not None:

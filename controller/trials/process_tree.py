@@ -9,6 +9,7 @@ msrun starts every rank in a session of its own. Linux only; standard library on
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import time
@@ -16,12 +17,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Process", "descendants", "end_processes", "marked", "peak_rss_bytes", "rss_bytes"]
+__all__ = ["Process", "adopt_orphans", "descendants", "die_with_parent", "end_processes",
+           "marked", "peak_rss_bytes", "rss_bytes"]  # fmt: skip
 
 _PROC = Path("/proc")
 _SCAN_PAUSE_S = 0.05
 _KILL_LIMIT_S = 30.0
 """Longest time to go on sending SIGKILL: a process in uninterruptible I/O dies only after it."""
+
+
+# From linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None)
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of every descendant whose own parent ends."""
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """Have this process killed when its parent ends: for `preexec_fn` of a child."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 class Process(NamedTuple):

@@ -43,12 +43,14 @@ class SupervisorSpec:
     rank_dir: str | None = None
     """Where the ranks' exit files appear; None: the command is the only rank known."""
     num_ranks: int = 1
+    is_trial: bool = True
+    """Whether an interruption is recorded in trial.json."""
     stop_grace_s: float = 10.0
     """Between SIGTERM and SIGKILL."""
     orphan_grace_s: float = 2.0
     """The same when the parent died: all must be over within 5 s."""
-    failure_grace_s: float = 3.0
-    """Time for a failed trial's other ranks to leave their own outcome."""
+    failure_grace_s: float = 5.0
+    """Time for a failed rank to end by itself and for the others to leave their own outcome."""
 
     def to_line(self) -> str:
         """Return the spec as one line of JSON."""
@@ -66,7 +68,11 @@ class SupervisorReport:
 
     ended_by: EndedBy
     exit_codes: dict[str, int | None] = field(default_factory=dict)
-    """"command", "rank0", "scheduler" ... -> exit code, negative: the signal; None: unknown."""
+    """"command", "rank0", "scheduler" ... -> exit code, negative: the signal; None: unknown.
+
+    Also None, if the launch was over by itself or by a failure, for what was then ended: msrun
+    and its scheduler are not waited for once all ranks have ended.
+    """
     own_exits: tuple[str, ...] = ()
     """Names among `exit_codes` that ended before the supervisor sent any signal, oldest first."""
     wall_s: float = 0.0

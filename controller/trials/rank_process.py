@@ -8,6 +8,7 @@ how to start `python SCRIPT`, start any program.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -17,13 +18,34 @@ import sys
 import time
 from pathlib import Path
 
+from mindtune.controller.trials.process_tree import die_with_parent
+
 __all__ = ["main"]
+
+_POLL_S = 1.0
+_ALONE_LIMIT_S = 20.0
+"""Longer than the grace of an ordinary stop, in which msrun goes first."""
 
 
 def _name() -> str:
     if os.environ.get("MS_ROLE") == "MS_SCHED":
         return "scheduler"
     return f"rank{os.environ.get('RANK_ID', '0')}"
+
+
+def _run(command: list[str]) -> int:
+    """Run the command; kill it when msrun has gone for long, since then nobody else may."""
+    parent, alone_s = os.getppid(), 0.0
+    process = subprocess.Popen(
+        command,
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
+    )
+    while alone_s < _ALONE_LIMIT_S:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=_POLL_S)
+        alone_s += _POLL_S if os.getppid() != parent else 0.0
+    process.kill()
+    return process.wait()
 
 
 def main() -> None:
@@ -34,7 +56,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     try:
-        code = subprocess.Popen(command).wait()
+        code = _run(command)
     except OSError as error:
         sys.stderr.write(f"cannot start {command[0]}: {error}\n")
         code = 127

@@ -16,7 +16,6 @@ Started as `python -m mindtune.controller.trials.supervisor`. Theory of operatio
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -28,7 +27,9 @@ from pathlib import Path
 
 from mindtune.controller.trials.memory_limit import kernel_oom_kills, memory_limit_bytes
 from mindtune.controller.trials.process_tree import (
+    adopt_orphans,
     descendants,
+    die_with_parent,
     end_processes,
     marked,
     peak_rss_bytes,
@@ -38,8 +39,6 @@ from mindtune.controller.trials.protocol import EndedBy, SupervisorReport, Super
 
 __all__ = ["main", "supervise"]
 
-_PR_SET_CHILD_SUBREAPER = 36
-"""From linux/prctl.h."""
 _TICK_S = 0.1
 _SAMPLE_S = 0.5
 """Between two looks at the memory; the kernel's own high-water marks bridge the gaps."""
@@ -80,6 +79,8 @@ class _Supervision:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
+                # Should this process be killed, nobody else may be left to end the command.
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - this process has one thread
             )
 
     def reap(self) -> None:
@@ -213,12 +214,13 @@ class _Supervision:
         )
         self.reap()
         self.read_exit_files()
-        names = [f"rank{n}" for n in range(self.spec.num_ranks)] if self.spec.rank_dir else []
+        ranks = [f"rank{n}" for n in range(self.spec.num_ranks)] if self.spec.rank_dir else []
+        known = own_exits if ended_by in ("exit", "rank_failed") else tuple(self.exits)
         return SupervisorReport(
             ended_by=ended_by,
             exit_codes={
-                name: self.exits.get(name)
-                for name in dict.fromkeys(["command", *names, *self.exits])
+                name: self.exits[name] if name in known else None
+                for name in dict.fromkeys(["command", *ranks, *self.exits])
             },
             own_exits=own_exits,
             wall_s=time.monotonic() - self.started,
@@ -236,7 +238,7 @@ def supervise(spec: SupervisorSpec) -> SupervisorReport:
     Orders are read from file descriptor 0. Nothing of the tree is left when this returns or
     raises.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     oom_kills = kernel_oom_kills()
     supervision = _Supervision(spec)
     wake, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -289,7 +291,8 @@ def main() -> None:
         line += received
     spec = SupervisorSpec.from_line(line.decode())
     report = supervise(spec)
-    if os.getppid() != spec.parent_pid or report.ended_by == "parent_died":
+    orphaned = os.getppid() != spec.parent_pid or report.ended_by == "parent_died"
+    if orphaned and spec.is_trial:
         _record_interruption(spec, report)
     with contextlib.suppress(BrokenPipeError):
         os.write(1, report.to_line().encode() + b"\n")
