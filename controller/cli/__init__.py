@@ -7,6 +7,6 @@ __all__ = ["main"]
 
 def main() -> None:
     """Entry point of the console script."""
-    from mindtune.controller.cli.app import run  # noqa: PLC0415
+    from mindtune.controller.cli.app import run
 
     run()

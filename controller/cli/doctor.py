@@ -20,8 +20,8 @@ def doctor(
     ] = False,
 ) -> int:
     """Say what works on this machine, and why the rest does not."""
-    from mindtune.controller.contract import DoctorOutput, parse  # noqa: PLC0415
-    from mindtune.controller.doctor import collect_doctor  # noqa: PLC0415
+    from mindtune.controller.contract import DoctorOutput, parse
+    from mindtune.controller.doctor import collect_doctor
 
     if measure:
         err().print("measuring the peak of the matrix product ...")

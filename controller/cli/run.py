@@ -1,0 +1,54 @@
+"""`mindtune run`: start a policy-guarded production run."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from mindtune.controller.cli.console import err
+from mindtune.controller.cli.console import out as console_out
+
+__all__ = ["Mode", "run"]
+
+
+class Mode(str, Enum):
+    """What policies may do."""
+
+    OBSERVE = "observe"
+    ACT = "act"
+
+
+def run(
+    best_config: Annotated[Path, typer.Argument(help="best_config.yaml of a study.")],
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; default: runs/<UTC time>.")
+    ] = None,
+    mode: Annotated[Mode, typer.Option(help="Whether policies act or only record.")] = Mode.ACT,
+) -> int:
+    """Start a production run from a best config, under its policies, and wait for its end."""
+    from mindtune.controller.trials.production import run_best_config
+
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    folder = out or Path("runs") / stamp
+    err().print(f"running in {folder}", markup=False, soft_wrap=True)
+    choice: Literal["observe", "act"] = "act" if mode is Mode.ACT else "observe"
+    code = run_best_config(best_config, folder, choice)
+    console_out().print(_ending(folder), markup=False, soft_wrap=True)
+    return code
+
+
+def _ending(folder: Path) -> str:
+    from mindtune.controller.contract import RunResult, parse, read_json
+
+    path = folder / RunResult.FILE
+    result = parse(RunResult, read_json(path), source=str(path))
+    message = f": {result.message}" if result.message else ""
+    return (
+        f"{result.outcome} after {result.steps} steps, {result.actions} actions of policies"
+        f"{message}; records in {folder}"
+    )

@@ -1,0 +1,150 @@
+"""`mindtune space`: count a space, say per rule what is rejected; runs nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from mindtune.controller.cli.console import out, print_json
+from mindtune.controller.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mindtune.controller.contract import ExplainOutput, Predicted, SpaceOutput
+    from mindtune.search.constraints import Explanation, SpaceReport
+    from mindtune.search.cost_model import Prediction
+
+__all__ = ["space"]
+
+EXIT_EMPTY = 1
+_SHOWN = 20
+"""Configs shown to a person; `--json` gives up to `--limit`."""
+
+
+def space(
+    study: Annotated[Path, typer.Argument(help="Study file.", metavar="STUDY.yaml")],
+    *,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    limit: Annotated[int, typer.Option(help="Most configs to list; counts are whole.", min=0)] = (
+        1000
+    ),
+    explain: Annotated[
+        str | None,
+        typer.Option(help="One config, k=v,...; unnamed knobs come from the base config."),
+    ] = None,
+) -> int:
+    """Count the configs of a study and say, per rule, what is rejected and why; runs nothing."""
+    from mindtune.controller.trials.study_setup import load_study
+    from mindtune.search.constraints import check
+    from mindtune.search.constraints import explain as explain_config
+
+    setup = load_study(study)
+    if explain is not None:
+        explanation = explain_config(setup.space, {**setup.base, **_knobs(explain)})
+        document = _explained(explanation)
+        print_json(document) if json else _print_explanation(document)
+        return 0
+    report = check(setup.space)
+    listing = _listed(report, limit)
+    print_json(listing) if json else _print_report(report, listing)
+    return 0 if report.feasible else EXIT_EMPTY
+
+
+def _knobs(text: str) -> dict[str, object]:
+    knobs: dict[str, object] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(
+                f"--explain must be knob=value pairs with commas between, but got {part!r}; e.g. "
+                "--explain data_parallel=2,recompute=none."
+            )
+        knobs[name.strip()] = value.strip()
+    return knobs
+
+
+def _predicted(prediction: Prediction) -> Predicted:
+    from mindtune.controller.contract import Predicted
+
+    return Predicted(
+        memory_bytes=prediction.memory_bytes,
+        step_time_s=prediction.step_time_s,
+        mfu=prediction.mfu,
+    )
+
+
+def _listed(report: SpaceReport, limit: int) -> SpaceOutput:
+    from mindtune.controller.contract import (
+        RejectedRule,
+        SpaceConfig,
+        SpaceOutput,
+    )
+
+    return SpaceOutput(
+        total=report.total,
+        feasible=report.feasible,
+        rejected=[
+            RejectedRule(rule=r.rule, count=r.count, reason=r.reason, example=r.example)
+            for r in report.rejected
+        ],
+        configs=[
+            SpaceConfig(config=entry.config, predicted=_predicted(entry.prediction))
+            for entry in report.configs[:limit]
+        ],
+    )
+
+
+def _explained(explanation: Explanation) -> ExplainOutput:
+    from mindtune.controller.contract import ExplainOutput, RejectedRule
+
+    return ExplainOutput(
+        config=explanation.config,
+        feasible=not explanation.rejected,
+        rejected=[
+            RejectedRule(rule=r.rule, count=r.count, reason=r.reason, example=r.example)
+            for r in explanation.rejected
+        ],
+        advice=list(explanation.advice),
+        predicted=_predicted(explanation.prediction),
+    )
+
+
+def _print_report(report: SpaceReport, listing: SpaceOutput) -> None:
+    from mindtune.controller.trials.study_setup import describe
+    from mindtune.controller.units import format_duration, format_size
+
+    console = out()
+    console.print(f"{listing.total} configs, {listing.feasible} feasible")
+    rules = Table("rule", "rejects", "reason (of one of them)", box=None)
+    for rule in listing.rejected:
+        rules.add_row(rule.rule, str(rule.count), rule.reason)
+    console.print(rules)
+    if report.emptied_by is not None:
+        console.print(report.emptied_by, markup=False)
+        return
+    configs = Table("config, best predicted first", "memory", "step", "MFU", box=None)
+    for entry in listing.configs[:_SHOWN]:
+        guess = entry.predicted
+        configs.add_row(
+            describe(entry.config),
+            "-" if guess.memory_bytes is None else format_size(guess.memory_bytes),
+            "-" if guess.step_time_s is None else format_duration(guess.step_time_s),
+            "-" if guess.mfu is None else f"{guess.mfu:.1%}",
+        )
+    console.print(configs)
+    if listing.feasible > _SHOWN:
+        console.print(f"... and {listing.feasible - _SHOWN} more; --json lists them")
+
+
+def _print_explanation(document: ExplainOutput) -> None:
+    from mindtune.controller.trials.study_setup import describe
+
+    console = out()
+    console.print(describe(document.config), markup=False)
+    console.print("feasible" if document.feasible else "rejected:")
+    for rule in document.rejected:
+        console.print(f"  {rule.rule}: {rule.reason}", markup=False)
+    for line in document.advice:
+        console.print(f"  advice: {line}", markup=False)
