@@ -153,7 +153,8 @@ class OutputConfig(ContractModel):
     """Where records go, unless the launcher names a folder."""
 
     dir: str | None = None
-    """Folder for the records, relative to the config; null: the working directory."""
+    """Folder for the records, relative to the working directory; null: a new one under
+    mindtune_runs."""
 
 
 class PoisonConfig(ContractModel):
@@ -296,6 +297,11 @@ def _broken_rules(config: GptConfig) -> Iterator[str]:
         yield (
             "the K of training.recompute: interval:K must be at most model.num_layers = "
             f"{model.num_layers}, but got {training.recompute!r}; use none."
+        )
+    if training.gradient_compression != "none" and parallel.data_parallel == 1:
+        yield (
+            "training.gradient_compression must be none with parallel.data_parallel: 1, where no "
+            f"gradient is exchanged, but got {training.gradient_compression}."
         )
     if isinstance(training.loss_scale, float) and training.loss_scale <= 0:
         yield f"training.loss_scale must be positive, but got {training.loss_scale}."

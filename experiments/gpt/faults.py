@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mindtune.experiments.gpt.config import FaultsConfig
 
 __all__ = ["DataFaults"]
@@ -44,12 +46,17 @@ class DataFaults:
             time.sleep(delay)
 
     def spoil(
-        self, step: int, tokens: npt.NDArray[np.int32], weights: npt.NDArray[np.float32]
+        self,
+        step: int,
+        samples: Sequence[int],
+        tokens: npt.NDArray[np.int32],
+        weights: npt.NDArray[np.float32],
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """Return a micro-batch as it arrives: spoilt on the poisoned steps only.
 
         Args:
             step: Optimizer step the samples belong to, from 1.
+            samples: Run-wide indices of the samples, which seed the noise.
             tokens: Bytes, `[samples, seq_length + 1]`.
             weights: Weight of each sample in the loss, `[samples]`.
         """
@@ -57,9 +64,11 @@ class DataFaults:
         if step not in poison.steps:
             return tokens, weights
         if poison.kind == "noise":
-            noise = np.random.default_rng([step, self.rank]).integers(
-                0, 256, tokens.shape, dtype=np.int32
-            )
-            return noise, weights
+            # Per sample: tensor-parallel ranks and any split must see the same noise.
+            noise = [
+                np.random.default_rng(sample).integers(0, 256, tokens.shape[1], dtype=np.int32)
+                for sample in samples
+            ]
+            return np.stack(noise), weights
         factor = {"scale": poison.factor, "nan": math.nan, "inf": math.inf}[poison.kind]
         return tokens, weights * np.float32(factor)

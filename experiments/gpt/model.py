@@ -16,6 +16,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindtune.experiments.gpt.config import ModelConfig, recomputed_blocks
+from mindtune.experiments.gpt.shape import VOCAB_SIZE
 from mindtune.experiments.gpt.tensor_parallel import (
     ONE_SHARD,
     EnterShards,
@@ -27,29 +28,12 @@ from mindtune.experiments.gpt.tensor_parallel import (
     sharded,
 )
 
-__all__ = ["VOCAB_SIZE", "Block", "Gpt", "GptLoss", "model_shape"]
+__all__ = ["Block", "Gpt", "GptLoss"]
 
-VOCAB_SIZE = 256
 # GPT-2's standard deviation; the projections that end a residual branch are divided by sqrt(2 *
 # num_layers).
 _INIT_STD = 0.02
 _MASKED = -1.0e9
-
-
-def model_shape(model: ModelConfig) -> dict[str, Any]:
-    """Return the model's shape under the keys of a study file's `model:` block."""
-    return {
-        "num_layers": model.num_layers,
-        "hidden_size": model.hidden_size,
-        "num_heads": model.num_heads,
-        "num_kv_heads": model.num_heads,
-        "intermediate_size": model.mlp_size,
-        "gated_mlp": False,
-        "vocab_size": VOCAB_SIZE,
-        "seq_length": model.seq_length,
-        "tie_embeddings": False,
-        "flash_attention": False,
-    }
 
 
 def _normal(generator: np.random.Generator, shape: tuple[int, ...], std: float) -> FloatArray:
