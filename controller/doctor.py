@@ -31,11 +31,13 @@ from mindtune.controller.doctor_checks import (
     check_search,
     check_tool,
 )
+from mindtune.controller.errors import ConfigError
 from mindtune.controller.metrics.calibrate import (
     CalibrationError,
     HostMeasurement,
     measure_host,
 )
+from mindtune.controller.metrics.links import LinkMeasurement, measure_links
 from mindtune.controller.metrics.peaks import PRECISIONS, look_up_peak
 
 __all__ = ["collect_doctor"]
@@ -60,8 +62,9 @@ def collect_doctor(measure: bool = False) -> dict[str, Any]:
     """Looks at this machine.
 
     Args:
-        measure: Also run MindSpore: does a graph compile, and what is the processor's peak and
-            copy bandwidth. Takes 5 to 20 seconds.
+        measure: Also run MindSpore: does a graph compile, do ranks meet under msrun, and what are
+            the processor's peak, its copy bandwidth and the bandwidth between ranks. Takes 20 to
+            60 seconds.
 
     Returns:
         The document of `mindtune doctor --json`.
@@ -70,6 +73,7 @@ def collect_doctor(measure: bool = False) -> dict[str, Any]:
     gpus, gpu_problem = _gpus()
     npus, npu_problem = _npus()
     measured = _measurement() if measure else None
+    links = _links() if measure else None
     mindspore = check_mindspore(versions)
     numpy = check_numpy(versions)
     usable = {
@@ -92,10 +96,11 @@ def collect_doctor(measure: bool = False) -> dict[str, Any]:
     }
     if measure:
         usable["graph_compile"] = _graph_compile(measured)
+        usable["ranks_meet"] = _ranks_meet(links)
     return {
         "schema": 1,
         "versions": versions,
-        "devices": [_host(measured), *map(_gpu, gpus), *map(_npu, npus)],
+        "devices": [_host(measured, links), *map(_gpu, gpus), *map(_npu, npus)],
         "usable": [
             {"feature": feature, "ok": verdict.ok, "why": verdict.why}
             for feature, verdict in usable.items()
@@ -136,10 +141,27 @@ def _graph_compile(measured: HostMeasurement | str | None) -> Verdict:
     )
 
 
+def _ranks_meet(links: LinkMeasurement | str | None) -> Verdict:
+    if not isinstance(links, LinkMeasurement):
+        return Verdict(ok=False, why=str(links))
+    return Verdict(
+        ok=True,
+        why=f"{links.num_ranks} ranks met under msrun and reduced at "
+        f"{links.bytes_per_s / 1e6:.0f} MB/s, {links.wall_s:.0f} s from start to end",
+    )
+
+
 def _measurement() -> HostMeasurement | str:
     try:
         return measure_host()
     except CalibrationError as error:
+        return str(error)
+
+
+def _links() -> LinkMeasurement | str:
+    try:
+        return measure_links()
+    except (CalibrationError, ConfigError) as error:
         return str(error)
 
 
@@ -160,7 +182,9 @@ def _npus() -> tuple[list[NpuDescription], str]:
         return [], str(error)
 
 
-def _host(measured: HostMeasurement | str | None) -> dict[str, Any]:
+def _host(
+    measured: HostMeasurement | str | None, links: LinkMeasurement | str | None
+) -> dict[str, Any]:
     device: dict[str, Any] = {
         "target": "CPU",
         "name": cpu_name(),
@@ -171,6 +195,10 @@ def _host(measured: HostMeasurement | str | None) -> dict[str, Any]:
         device["copy_bytes_per_s"] = measured.copy_bytes_per_s
         device["cores_used_while_measuring"] = measured.cores_used
         device["measurement_disturbed"] = measured.disturbed
+    if isinstance(links, LinkMeasurement):
+        device["allreduce_ranks"] = links.num_ranks
+        device["allreduce_bytes_per_s"] = links.bytes_per_s
+        device["allreduce_latency_s"] = links.latency_s
     return device
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from mindtune.controller.metrics import calibrate
 from mindtune.controller.metrics.calibrate import CalibrationError, measure_host
+from mindtune.controller.metrics.links import measure_links
 
 
 @pytest.mark.mindspore
@@ -58,3 +59,19 @@ def test_a_process_that_fails_or_hangs_is_told(monkeypatch):
         measure_host(["float64"])
     with pytest.raises(CalibrationError, match="took over 0.01 s"):
         measure_host(timeout_s=0.01)
+
+
+@pytest.mark.mindspore
+@pytest.mark.msrun
+def test_two_ranks_meet_and_reduce():
+    links = measure_links(2)
+    assert links.num_ranks == 2
+    # Slower than a modem or faster than memory: not an AllReduce of this machine.
+    assert 1e5 < links.bytes_per_s < 1e12
+    assert 0.0 < links.latency_s < 5.0
+    assert links.spread >= 0.0
+
+
+def test_ranks_that_do_not_meet_are_told():
+    with pytest.raises(CalibrationError, match="2 ranks under msrun gave no result"):
+        measure_links(2, timeout_s=0.2)

@@ -13,6 +13,7 @@ from mindtune.controller.contract.outputs import DoctorOutput
 from mindtune.controller.doctor import collect_doctor
 from mindtune.controller.doctor_checks import check_below, check_mindspore
 from mindtune.controller.metrics.calibrate import CalibrationError, HostMeasurement
+from mindtune.controller.metrics.links import LinkMeasurement
 from mindtune.controller.metrics.peaks import Peak
 
 A2_TABLE = """\
@@ -141,13 +142,21 @@ def test_measured_values_stand_in_the_document(monkeypatch):
         peaks=(peak,), copy_bytes_per_s=2e10, graph_compile_s=0.5, cores=2, cores_used=1.0,
         wall_s=6.0,
     )  # fmt: skip
+    links = LinkMeasurement(
+        num_ranks=2, bytes_per_s=2.5e8, latency_s=0.002, spread=0.1, wall_s=30.0
+    )
     monkeypatch.setattr(doctor, "measure_host", lambda: measured)
+    monkeypatch.setattr(doctor, "measure_links", lambda: links)
     document = collect_doctor(measure=True)
     DoctorOutput.model_validate(document)
     assert document["peaks"] == [peak.to_dict()]
     assert document["devices"][0]["copy_bytes_per_s"] == 2e10
     assert document["devices"][0]["measurement_disturbed"] is True
+    assert document["devices"][0]["allreduce_bytes_per_s"] == 2.5e8
     assert usable(document)["graph_compile"][0] is True
+    assert usable(document)["ranks_meet"] == (
+        True, "2 ranks met under msrun and reduced at 250 MB/s, 30 s from start to end",
+    )  # fmt: skip
 
 
 def test_a_measurement_that_fails_is_a_verdict(monkeypatch):
@@ -155,6 +164,8 @@ def test_a_measurement_that_fails_is_a_verdict(monkeypatch):
         raise CalibrationError("the calibration ended with code 139: ")
 
     monkeypatch.setattr(doctor, "measure_host", fail)
+    monkeypatch.setattr(doctor, "measure_links", fail)
     document = collect_doctor(measure=True)
     assert document["peaks"] == []
-    assert usable(document)["graph_compile"] == (False, "the calibration ended with code 139: ")
+    for feature in ("graph_compile", "ranks_meet"):
+        assert usable(document)[feature] == (False, "the calibration ended with code 139: ")
