@@ -286,6 +286,47 @@ def test_a_callback_that_hangs_does_not_keep_the_process(tmp_path):
     assert time.monotonic() - begin < 40
 
 
+INSIDE_A_GRAPH = """
+import numpy as np
+import mindspore as ms
+from mindspore import ops
+from mindtune.controller.live.watchdog import Watchdog, WatchdogLimits
+def many_products(matrix):
+    product = matrix
+    for _ in range(40):
+        product = ops.matmul(product, matrix) * 0.001
+    return product
+ms.set_context(mode=ms.GRAPH_MODE)
+graph, matrix = ms.jit(many_products), ms.Tensor(np.ones((1024, 1024), np.float32))
+graph(matrix).asnumpy()
+hangs = []
+dog = Watchdog(hangs.append, limits=WatchdogLimits(train_min_s=0.1), poll_s=0.01)
+dog.start()
+dog.heartbeat(5, "train")
+graph(matrix).asnumpy()
+raised_inside = len(hangs)
+dog.stop()
+print(raised_inside)
+"""
+
+
+@pytest.mark.mindspore
+def test_a_call_that_stays_inside_the_framework_is_seen(tmp_path):
+    # A collective that waits for a dead rank is such a call: the interpreter must stay free.
+    script = tmp_path / "inside_a_graph.py"
+    script.write_text(INSIDE_A_GRAPH)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1"]
+
+
 def test_an_unknown_phase_is_refused(clock, hangs):
     with pytest.raises(ConfigError, match="must be one of compile, train, eval, save"):
         watchdog(clock, hangs).heartbeat(1, "validate")
