@@ -50,6 +50,9 @@ class ApplyUpdate(nn.Cell):
         self._gather = RowGather(layout)
         self.learning_rate = LearningRate(optimizer)
         self._top_k = compression.kind == "topk"
+        if self._top_k:
+            self.residual = self.reduction.codec.residual
+            self.compression_ratio = self.reduction.codec.ratio
 
         self.loss_scale = _knob(1.0, "loss_scale")
         self.clip_norm = _knob(math.inf, "clip_norm")
@@ -110,13 +113,14 @@ class ApplyUpdate(nn.Cell):
             for index in range(len(self._dtypes)):
                 updates += ((reduced[index] * multiplier).astype(self._dtypes[index]),)
             self.optimizer(updates)
-            self.reduction.commit(residual)
+            if self._top_k:
+                ops.assign(self.residual, residual)
 
         clean_steps = ops.where(overflow, self._zero, self.clean_steps + self._one)
         ops.assign(self.clean_steps, clean_steps)
         compression_ratio = self._one
         if self._top_k:
-            compression_ratio = self.reduction.codec.ratio.value()
+            compression_ratio = self.compression_ratio.value()
         packed = ops.stack(
             (
                 mean_loss,

@@ -83,7 +83,7 @@ class Float16Codec(nn.Cell):
         self._inverse_divisor = 1.0 / divisor
 
     def construct(self, flat: Any, bound: Any) -> Any:
-        """Return (mean over ranks, residual): the residual is unused here.
+        """Return (mean over ranks, nothing held back).
 
         Args:
             flat: Unscaled float32 gradient of this rank, shape (n,).
@@ -93,13 +93,11 @@ class Float16Codec(nn.Cell):
         sent = self._all_reduce((flat * wire).astype(mstype.float16))
         return sent.astype(mstype.float32) / wire * self._inverse_divisor, bound
 
-    def commit(self, residual: Any) -> Any:
-        """Keep nothing: rounding to float16 has no error feedback."""
-        return residual
-
 
 class TopKCodec(nn.Cell):
     """Exchange only the entries of largest magnitude; what is held back is added next time.
+
+    Whoever calls it stores what is held back in `residual`, and only where the update acts.
 
     Error feedback as in "Sparsified SGD with Memory" (Stich et al., 2018). The size of the
     exchange is fixed by the ratio at construction; a lower live ratio masks the smallest of the
@@ -146,10 +144,6 @@ class TopKCodec(nn.Cell):
             part = slice(rank * self._sent, (rank + 1) * self._sent)
             total = total + self._scatter(all_indices[part], all_values[part])
         return total * self._inverse_divisor, held_back
-
-    def commit(self, residual: Any) -> Any:
-        """Store what was held back; called only in a step whose update acts."""
-        return ops.assign(self.residual, residual)
 
     def _scatter(self, indices: Any, values: Any) -> Any:
         return ops.scatter_nd(indices.reshape((-1, 1)), values, (self._size,))

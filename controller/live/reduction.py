@@ -91,10 +91,6 @@ class NoReduction(nn.Cell):
         """Return (gradients, the factor that makes them the mean, residual)."""
         return gradients, inverse, bound
 
-    def commit(self, residual: Any) -> Any:
-        """Keep nothing."""
-        return residual
-
 
 class DenseReduction(nn.Cell):
     """Sum the gradients over the data-parallel ranks, bit-identical to MindSpore's reducer.
@@ -122,10 +118,6 @@ class DenseReduction(nn.Cell):
                 reduced += (self._all_reduce(gradient),)
         return reduced, inverse * self._inverse_divisor, bound
 
-    def commit(self, residual: Any) -> Any:
-        """Keep nothing."""
-        return residual
-
 
 class CompressedReduction(nn.Cell):
     """Unscale, then reduce the joined gradient through a codec."""
@@ -148,10 +140,6 @@ class CompressedReduction(nn.Cell):
         """
         reduced, residual = self.codec(self._flat.join(gradients) * inverse, bound)
         return self._flat.split(reduced), ops.ones_like(inverse), residual
-
-    def commit(self, residual: Any) -> Any:
-        """Let the codec keep what it held back."""
-        return self.codec.commit(residual)
 
 
 class _Flattening(nn.Cell):

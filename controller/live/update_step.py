@@ -107,6 +107,11 @@ class UpdateStep(nn.Cell):
         return float(self.update.loss_scale.asnumpy())
 
     @property
+    def loss_scale_rule(self) -> LossScale | None:
+        """How the loss scale is managed; None without loss scaling."""
+        return self._loss_scale_rule
+
+    @property
     def num_microbatches(self) -> int:
         """Micro-batches of the optimizer step in progress or, between steps, of the next one."""
         return self._num_microbatches
@@ -249,7 +254,7 @@ class UpdateStep(nn.Cell):
             "skip_non_finite": self.update.skip_non_finite,
         }
         if self.compression.kind == "topk":
-            knobs["compression_ratio"] = self.update.reduction.codec.ratio
+            knobs["compression_ratio"] = self.update.compression_ratio
         return knobs
 
     def _write_pending(self) -> None:

@@ -1,0 +1,372 @@
+"""Runs in one process, in graph or PyNative mode; writes `seen.json` with what it saw."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import mindspore as ms
+import mindspore.dataset as ds
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore.experimental import optim
+from mindspore.train import LossMonitor, Model
+from mindspore.train.callback import Callback
+from step_toys import Net, arrays, batch, poisoned, state
+
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.live.packed import NUM_HOST_SIGNALS
+from mindtune.controller.live.train_step import LossScale, TrainStep
+from mindtune.controller.live.update_step import UpdateStep
+
+STEPS = 50
+
+
+def groups(net, first_rate):
+    return [
+        {"params": net.first.trainable_params(), "lr": first_rate},
+        {"params": net.second.trainable_params()},
+    ]
+
+
+def cosine():
+    return nn.CosineDecayLR(0.0, 0.01, STEPS)
+
+
+FORMS = {
+    "float": lambda net: nn.AdamWeightDecay(net.trainable_params(), 0.01),
+    "sgd float": lambda net: nn.SGD(net.trainable_params(), 0.01),
+    "table": lambda net: nn.Momentum(
+        net.trainable_params(), [0.1 / (i + 1) for i in range(2 * STEPS)], 0.9
+    ),
+    "schedule": lambda net: nn.Adam(net.trainable_params(), cosine()),
+    "groups of floats": lambda net: nn.Adam(groups(net, 0.01), 0.003),
+    "groups with a schedule": lambda net: nn.AdamWeightDecay(groups(net, cosine()), 0.003),
+    "experimental": lambda net: optim.AdamW(groups(net, 0.01), 0.003),
+}
+
+
+def weights(net):
+    return np.concatenate([p.asnumpy().ravel() for p in net.trainable_params()])
+
+
+def identity(form):
+    """Losses of MindSpore's own step and of ours with neutral knobs."""
+    net = Net()
+    theirs = nn.TrainOneStepCell(net, FORMS[form](net))
+    their_losses = [float(theirs(*batch(i)).asnumpy()) for i in range(STEPS)]
+    net = Net()
+    step = TrainStep(net, FORMS[form](net))
+    returned, reported = [], []
+    for index in range(STEPS):
+        returned.append(float(step(*batch(index)).asnumpy()))
+        reported.append(step.last_report.loss)
+    return {"theirs": their_losses, "ours": returned, "reported": reported}
+
+
+def obedience(form):
+    """Distance that the weights move, and reported rates, as the scale is changed and back."""
+    net = Net()
+    step = TrainStep(net, FORMS[form](net))
+    seen = []
+    for scale in (1.0, 0.0, 1.0, 500.0, 0.5, 1.0):
+        step.set_learning_rate_scale(scale)
+        before = weights(net)
+        step(*batch(0))
+        moved = float(np.abs(weights(net) - before).max())
+        report = step.last_report
+        seen.append([scale, moved, report.learning_rate, report.learning_rate_scale])
+    return seen
+
+
+def foreign_rate():
+    """Somebody else writes the rate: it is the base of the next scale."""
+    net = Net()
+    optimizer = FORMS["float"](net)
+    step = TrainStep(net, optimizer)
+    step.set_learning_rate_scale(0.5)
+    step(*batch(0))
+    ops.assign(optimizer.learning_rate, Tensor(0.25, ms.float32))
+    step(*batch(1))
+    seen = [step.last_report.learning_rate, step.last_report.learning_rate_scale]
+    step.set_learning_rate_scale(0.25)
+    step(*batch(2))
+    return [*seen, step.last_report.learning_rate, step.last_report.learning_rate_scale]
+
+
+def accumulation():
+    """The same 32 samples per optimizer step, whole or in k micro-batches; k changes live."""
+    net = Net()
+    whole = TrainStep(net, FORMS["float"](net))
+    net = Net()
+    parts = TrainStep(net, FORMS["float"](net))
+    rows, accumulating = [], []
+    for index, count in enumerate((1, 2, 4, 1, 2, 8, 3)):
+        x, y = arrays(index, rows=24)
+        whole(Tensor(x), Tensor(y))
+        parts.set_num_microbatches(count)
+        size = 24 // count
+        for part in range(count):
+            parts(
+                Tensor(x[part * size : (part + 1) * size]),
+                Tensor(y[part * size : (part + 1) * size]),
+            )
+            if part < count - 1:
+                accumulating.append(parts.last_report is None and parts.is_accumulating)
+        one, other = whole.last_report, parts.last_report
+        rows.append([count, other.num_microbatches, one.loss, other.loss])
+        rows[-1] += [one.grad_norm, other.grad_norm]
+    return {"rows": rows, "accumulating": accumulating, "steps": parts.optimizer_steps}
+
+
+def knobs_wait():
+    """What is set in mid-accumulation acts with the next optimizer step; shapes compile once."""
+    net = Net()
+    step = TrainStep(net, FORMS["float"](net), num_microbatches=2, loss_scale=4.0)
+    step(*batch(0))
+    step.set_num_microbatches(3)
+    step.set_loss_scale(8.0)
+    step(*batch(1))
+    acted = [step.last_report.num_microbatches, step.last_report.loss_scale]
+    for index in range(3):
+        step(*batch(index))
+    acted += [step.last_report.num_microbatches, step.last_report.loss_scale]
+    for count in (2, 5, 4, 2):
+        step.set_num_microbatches(count)
+        for index in range(count):
+            step(*batch(index))
+    compiled = [len(cell.compile_cache) for cell in (step._gradients, step.update, step._sum)]
+    return {"acted": acted, "compiled": compiled}
+
+
+def skipping():
+    """A threshold or a NaN skips: weights, moments and schedule stay, bit for bit."""
+    net = Net()
+    step = TrainStep(net, FORMS["schedule"](net))
+    for index in range(3):
+        step(*batch(index))
+    seen = {"rates": [step.last_report.learning_rate]}
+    before = state(step)
+    step.set_skip_threshold(1e-3)
+    step(*batch(3))
+    seen["threshold"] = [step.last_report.update_skipped, step.last_report.overflow]
+    seen["threshold unchanged"] = state(step) == before
+    seen["rates"].append(step.last_report.learning_rate)
+    step.set_skip_threshold(None)
+    step(*poisoned(4))
+    seen["nan"] = [step.last_report.update_skipped, step.last_report.overflow]
+    seen["nan unchanged"] = state(step) == before
+    seen["rates"].append(step.last_report.learning_rate)
+    step(*batch(5))
+    seen["moves again"] = state(step) != before
+    seen["clean_steps"] = step.last_report.clean_steps
+    return seen
+
+
+def poison_acts():
+    """Without skipping, a NaN acts as it does in MindSpore's own step."""
+    net = Net()
+    theirs = nn.TrainOneStepCell(net, FORMS["float"](net))
+    theirs(*poisoned(0))
+    their_weights = weights(net)
+    net = Net()
+    step = TrainStep(net, FORMS["float"](net), skip_non_finite=False)
+    step(*poisoned(0))
+    same = np.array_equal(weights(net), their_weights, equal_nan=True)
+    report = step.last_report
+    return [same, bool(np.isnan(their_weights).any()), report.overflow, report.update_skipped]
+
+
+def clipping():
+    """SGD at rate 1 moves by exactly the clipped gradient."""
+    net = Net()
+    step = TrainStep(net, nn.SGD(net.trainable_params(), 1.0), clip_norm=0.01)
+    seen = []
+    for norm in (0.01, 100.0, 0.02):
+        step.set_clip_norm(norm)
+        before = weights(net)
+        step(*batch(1))
+        moved = float(np.linalg.norm(weights(net) - before))
+        report = step.last_report
+        seen.append([report.clip_norm, report.grad_norm, report.clip_factor, moved])
+    return seen
+
+
+def real_overflow():
+    """float16 gradients overflow from 2^24 on, until the scale is low enough."""
+    net = Net().to_float(ms.float16)
+    step = TrainStep(net, FORMS["float"](net), loss_scale=LossScale(initial=2.0**24, window=4))
+    seen = []
+    for index in range(24):
+        before = state(step)
+        step(*batch(index))
+        report = step.last_report
+        seen.append(
+            [report.loss_scale, report.overflow, report.update_skipped, state(step) == before]
+        )
+        seen[-1] += [report.clean_steps, report.loss]
+    step.loss_scale_managed_by_policy = True
+    step.set_loss_scale(2.0**24)
+    managed = []
+    for index in range(3):
+        step(*batch(index))
+        managed.append([step.last_report.loss_scale, step.last_report.overflow])
+    return {"own": seen, "managed": managed}
+
+
+class Reports(Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_train_step_end(self, run_context):
+        params = run_context.original_args()
+        report = params.train_network.last_report
+        loss = float(params.net_outputs.asnumpy())
+        self.seen.append([loss, None if report is None else report.loss])
+
+
+def in_model():
+    """`Model.train` drives it; the step's weights keep their names."""
+
+    def samples():
+        for index in range(6):
+            yield arrays(index)
+
+    net = Net()
+    names = [parameter.name for parameter in net.trainable_params()]
+    step = TrainStep(net, FORMS["float"](net), num_microbatches=2)
+    reports = Reports()
+    dataset = ds.GeneratorDataset(samples, ["x", "y"], shuffle=False)
+    Model(step).train(1, dataset, callbacks=[LossMonitor(1), reports], dataset_sink_mode=False)
+    after = [parameter.name for parameter in net.trainable_params()]
+    return {"seen": reports.seen, "same names": names == after, "steps": step.optimizer_steps}
+
+
+def resumable():
+    net = Net()
+    return TrainStep(
+        net,
+        FORMS["schedule"](net),
+        num_microbatches=2,
+        loss_scale=LossScale(initial=8.0, window=5),
+    )
+
+
+def run_on(step, start, count):
+    losses = []
+    for index in range(start, start + count):
+        step(*batch(index, rows=8))
+        if step.last_report is not None:
+            report = step.last_report
+            losses.append([report.loss, report.learning_rate, report.loss_scale])
+    return losses
+
+
+def checkpoint(folder):
+    """A fresh step that loads a checkpoint goes on bit-identically; so does one rewound."""
+    path = str(folder / "step.ckpt")
+    step = resumable()
+    step.set_learning_rate_scale(0.5)
+    step.set_clip_norm(0.7)
+    run_on(step, 0, 6)
+    ms.save_checkpoint(step, path)
+    copies = [(p, Tensor(p.asnumpy())) for p in step.get_parameters()]
+    straight = run_on(step, 6, 8)
+    for parameter, value in copies:
+        ops.assign(parameter, value)
+    rewound = run_on(step, 6, 8)
+    fresh = resumable()
+    ms.load_param_into_net(fresh, ms.load_checkpoint(path), strict_load=True)
+    return {"straight": straight, "rewound": rewound, "fresh": run_on(fresh, 6, 8)}
+
+
+class WithOutput(nn.Cell):
+    """Returns a tuple whose first element is the loss."""
+
+    def __init__(self, net):
+        super().__init__(auto_prefix=False)
+        self.net = net
+
+    def construct(self, x, y):
+        loss = self.net(x, y)
+        return loss, x
+
+
+def own_loop():
+    """A hand-written loop over `UpdateStep`, and a network that returns a tuple."""
+    net = Net()
+    step = TrainStep(WithOutput(net), FORMS["float"](net), num_microbatches=2)
+    expected = run_on(step, 0, 6)
+    net = Net()
+    loop = UpdateStep(FORMS["float"](net), num_microbatches=2)
+    gradient = ms.value_and_grad(net, None, net.trainable_params())
+    losses = []
+    for index in range(6):
+        loop.apply(*gradient(*batch(index)))
+        if loop.last_report is not None:
+            report = loop.last_report
+            losses.append([report.loss, report.learning_rate, report.loss_scale])
+    row = [float(index) for index in range(NUM_HOST_SIGNALS)]
+    loop.set_host_signals(row)
+    loop.set_num_microbatches(1)
+    loop.apply(*gradient(*batch(0)))
+    return {
+        "expected": expected,
+        "losses": losses,
+        "row": [list(seen) for seen in loop.last_report.rank_rows],
+        "packed once": loop.last_report.rank_losses == (loop.last_report.loss,),
+    }
+
+
+def refusal(call):
+    try:
+        call()
+    except ConfigError as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
+def refusals():
+    """Every wrong value raises ConfigError and changes nothing."""
+    net = Net()
+    optimizer = FORMS["float"](net)
+    step = TrainStep(net, optimizer)
+    wrong = [
+        lambda: step.set_num_microbatches(0),
+        lambda: step.set_num_microbatches(1.5),
+        lambda: step.set_learning_rate_scale(-1.0),
+        lambda: step.set_learning_rate_scale(float("nan")),
+        lambda: step.set_loss_scale(float("inf")),
+        lambda: step.set_clip_norm(-2.0),
+        lambda: step.set_skip_threshold(float("nan")),
+        lambda: step.set_compression_ratio(0.5),
+        lambda: step.set_host_signals([1.0]),
+        lambda: TrainStep(net, optimizer, compression="float16"),
+        lambda: TrainStep(net, optimizer, compression="int8"),
+    ]
+    return [refusal(call) for call in wrong]
+
+
+def main(mode, folder):
+    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    seen = {
+        "identity": {form: identity(form) for form in FORMS},
+        "obedience": {form: obedience(form) for form in FORMS},
+        "foreign_rate": foreign_rate(),
+        "accumulation": accumulation(),
+        "knobs_wait": knobs_wait(),
+        "skipping": skipping(),
+        "poison_acts": poison_acts(),
+        "clipping": clipping(),
+        "real_overflow": real_overflow(),
+        "in_model": in_model(),
+        "checkpoint": checkpoint(folder),
+        "own_loop": own_loop(),
+        "refusals": refusals(),
+    }
+    (folder / "seen.json").write_text(json.dumps(seen), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
