@@ -15,8 +15,15 @@ import yaml
 
 from mindtune.controller.errors import ConfigError
 
-__all__ = ["PRECISIONS", "Peak", "PeakLookup", "known_devices", "look_up_peak", "peak_flops"]
-__all__ += ["shared_peak"]
+__all__ = [
+    "PRECISIONS",
+    "Peak",
+    "PeakLookup",
+    "known_devices",
+    "look_up_peak",
+    "peak_flops",
+    "shared_peak",
+]
 
 PRECISIONS = ("float32", "float16", "bfloat16")
 
