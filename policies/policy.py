@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from mindtune.policies.decisions import Decision
+from mindtune.policies.facts import RunFacts
 from mindtune.policies.findings import Finding
+from mindtune.policies.limits import KnobLimits
 from mindtune.policies.signals import Observation
 
 __all__ = ["Feedback", "KnobFeedback", "Policy", "Verdict"]
@@ -39,6 +41,9 @@ class Feedback:
     """Per knob, what was last granted, refused, undone or found ineffective."""
 
     knobs: Mapping[str, KnobFeedback] = field(default_factory=dict)
+    facts: RunFacts = field(default_factory=lambda: RunFacts(reachable=frozenset()))
+    """Facts of the run as far as they hold for this policy: in observe mode no knob is within
+    reach."""
 
 
 class Policy(Protocol):
@@ -50,6 +55,10 @@ class Policy(Protocol):
     @property
     def name(self) -> str:
         """Key under `policies:` in a study file, and the `policy` field of a decision record."""
+
+    @property
+    def knobs(self) -> Mapping[str, KnobLimits]:
+        """The knobs that this policy may turn, with what the arbiter holds it to."""
 
     def init(self) -> Any:
         """Return the state before the first step: a frozen, JSON-serialisable dataclass."""

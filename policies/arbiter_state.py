@@ -1,0 +1,74 @@
+"""What the arbiter remembers between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mindtune.policies.policy import KnobFeedback
+from mindtune.policies.records import ActionRecord
+
+__all__ = ["ArbiterState", "KnobState", "Pending"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pending:
+    """A granted set-point whose effect or outcome is still awaited."""
+
+    record: ActionRecord
+    """As given out last; given out again when `acted` or `outcome` is known."""
+    since: int
+    """Clock of the grant."""
+    value: float
+    """What was granted, in the policy's own unit."""
+    before: float | None
+    """What acted before, in the policy's own unit; None if no step reported it."""
+    judged: bool
+    """False: only the effect is awaited, no outcome."""
+    baseline: float | None
+    """Median of the judged signal before the grant; None: too few samples."""
+    spread: float
+    """Robust standard deviation of the judged signal before the grant."""
+    effective: bool = False
+    """Whether a step has reported the granted value."""
+    mismatches: int = 0
+    """Steps that reported another value."""
+    samples: tuple[float, ...] = ()
+    """The judged signal since it took effect."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnobState:
+    """One knob's history, as far as it matters for the next request."""
+
+    last_grant: int | None = None
+    """Clock of the last grant, or of what would have been one in observe mode."""
+    grants: tuple[int, ...] = ()
+    """Clocks of the grants that count against the budget."""
+    blocked_until: int = 0
+    """Clock before which nothing is granted, since the knob did not obey."""
+    feedback: KnobFeedback | None = None
+    pending: Pending | None = None
+    refusal: str = ""
+    """Kind of the last recorded refusal: the same one is not recorded again and again."""
+    refusal_clock: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArbiterState:
+    """State of the second stage."""
+
+    clock: int = 0
+    """Steps lived through: grows with every observation, also where `step` goes back."""
+    last_step: int = 0
+    losses: tuple[float, ...] = ()
+    """Newest finite losses."""
+    throughputs: tuple[float, ...] = ()
+    """Newest tokens per second."""
+    base_batch: float | None = None
+    """Batch to which the schedule's learning rate belongs; None: it was never resized."""
+    batch_factor: float = 1.0
+    """Factor that the learning-rate rule gives to the batch that was granted."""
+    knobs: Mapping[str, KnobState] = field(default_factory=dict)
+    events: tuple[str, ...] = ()
+    """Newest ids of events that were recorded: an event happens once."""

@@ -1,0 +1,242 @@
+"""What overflows and the loss scale say together.
+
+Theory of operation. An isolated overflow is normal business of a dynamic loss scale. So is the
+**start-up search**: from a scale that is too high (2^24, 2^32) every step overflows while the loss
+is finite, until the scale fits; no storm is reported before the first `_SETTLED` clean steps in a
+row, unless the search takes more than `search_overflows` or reaches the floor. After that a
+**storm** is `storm` overflows in a row, or `storm_rate` within the window; or a scale that has
+collapsed: it fell `_COLLAPSE`-fold below its highest, under `_LOW_SCALE`, and still overflows.
+
+An overflow **without effect** is the opposite fault: the scale stays where it is and the update is
+applied all the same, so that non-finite gradients reach the weights. A scale at the **floor** that
+still overflows cannot help any more, and one that **runs away** upwards ends in infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mindtune.policies.detectors.thresholds import DetectorThresholds
+from mindtune.policies.findings import Finding, FindingKind, Severity
+from mindtune.policies.signals import Observation
+
+__all__ = ["OverflowState", "judge_overflow"]
+
+_SETTLED = 16
+_COLLAPSE = 2.0**12
+_LOW_SCALE = 2.0**12
+_UNMOVED_AFTER = 3
+_CRITICAL_AT_FLOOR = 3
+
+
+@dataclass(frozen=True, slots=True)
+class OverflowState:
+    """Overflows so far, in the terms of the rules above."""
+
+    consecutive: int = 0
+    """Overflows in a row."""
+    clean: int = 0
+    """Steps without overflow in a row."""
+    settled: bool = False
+    """Whether the start-up search is over."""
+    total: int = 0
+    """Overflows of the start-up search."""
+    bits: int = 0
+    """One bit per step, the newest lowest."""
+    scale: float | None = None
+    """Scale of the step before."""
+    highest: float = 0.0
+    """Highest scale seen."""
+    unmoved: int = 0
+    """Overflows in a row at an unchanged scale whose update was not skipped."""
+    at_floor: int = 0
+    """Overflows in a row at or below the soft floor."""
+    ran_away: bool = False
+    """Whether the runaway was reported."""
+
+
+def judge_overflow(
+    observation: Observation, state: OverflowState, thresholds: DetectorThresholds
+) -> tuple[tuple[Finding, ...], OverflowState]:
+    """Return the findings about overflow and loss scale, and the next state."""
+    rate = observation.overflow
+    scale = observation.loss_scale
+    if scale is not None and not (math.isfinite(scale) and scale > 0):
+        scale = None
+    if rate is None or math.isnan(rate):
+        if scale is None or (scale == state.scale and scale <= thresholds.runaway):
+            return (), state
+        return _judge_growth(observation, scale, state, thresholds)
+    if rate <= 0:
+        return _judge_clean(observation, scale, state, thresholds)
+    return _judge_hit(observation, scale, state, thresholds)
+
+
+def _judge_clean(
+    observation: Observation,
+    scale: float | None,
+    state: OverflowState,
+    thresholds: DetectorThresholds,
+) -> tuple[tuple[Finding, ...], OverflowState]:
+    clean = state.clean + 1
+    mask = (1 << thresholds.rate_window) - 1
+    following = OverflowState(
+        0,
+        clean,
+        state.settled or clean >= _SETTLED,
+        state.total,
+        (state.bits << 1) & mask,
+        state.scale,
+        state.highest,
+        0,
+        0,
+        state.ran_away,
+    )
+    if scale is None or (scale == state.scale and scale <= thresholds.runaway):
+        return (), following
+    return _judge_growth(observation, scale, following, thresholds)
+
+
+def _judge_growth(
+    observation: Observation, scale: float, state: OverflowState, thresholds: DetectorThresholds
+) -> tuple[tuple[Finding, ...], OverflowState]:
+    """Note the scale, and report once that it has left the useful range upwards."""
+    grew = state.scale is not None and scale > state.scale
+    runaway = scale > thresholds.runaway and grew and not state.ran_away
+    following = OverflowState(
+        state.consecutive,
+        state.clean,
+        state.settled,
+        state.total,
+        state.bits,
+        scale,
+        max(state.highest, scale),
+        state.unmoved,
+        state.at_floor,
+        state.ran_away or runaway,
+    )
+    if not runaway:
+        return (), following
+    finding = _finding(
+        observation,
+        FindingKind.LOSS_SCALE_RUNAWAY,
+        Severity.WARNING,
+        f"the loss scale grew to {scale:g}, above {thresholds.runaway:g}: it gains nothing there "
+        "and ends in infinity.",
+        {"loss_scale": scale, "threshold": thresholds.runaway},
+    )
+    return (finding,), following
+
+
+def _judge_hit(
+    observation: Observation,
+    scale: float | None,
+    state: OverflowState,
+    thresholds: DetectorThresholds,
+) -> tuple[tuple[Finding, ...], OverflowState]:
+    mask = (1 << thresholds.rate_window) - 1
+    loss = observation.loss
+    loss_finite = loss is None or math.isfinite(loss)
+    unmoved = 0
+    if scale is not None and not observation.update_skipped:
+        unmoved = state.unmoved + 1 if state.scale in (None, scale) else 1
+    at_floor = state.at_floor + 1 if scale is not None and scale <= thresholds.soft_floor else 0
+    following = OverflowState(
+        state.consecutive + 1,
+        0,
+        state.settled,
+        state.total + int(not state.settled),
+        ((state.bits << 1) | 1) & mask,
+        scale if scale is not None else state.scale,
+        max(state.highest, scale or 0.0),
+        unmoved,
+        at_floor,
+        state.ran_away,
+    )
+    findings = [
+        _finding(
+            observation,
+            FindingKind.OVERFLOW,
+            Severity.INFO,
+            f"a gradient overflowed at loss scale {scale if scale is None else f'{scale:g}'}.",
+            {"consecutive": following.consecutive, "loss_scale": scale},
+        )
+    ]
+    if _is_storm(following, scale, thresholds, loss_finite=loss_finite):
+        findings.append(_storm(observation, scale, following, loss_finite=loss_finite))
+    if unmoved >= _UNMOVED_AFTER:
+        findings.append(
+            _finding(
+                observation,
+                FindingKind.OVERFLOW_WITHOUT_EFFECT,
+                Severity.CRITICAL,
+                f"{unmoved} overflows in a row neither lowered the loss scale ({scale:g}) nor "
+                "were seen to skip the update: non-finite gradients may reach the weights.",
+                {"consecutive": unmoved, "loss_scale": scale, "loss": loss},
+            )
+        )
+    if at_floor:
+        findings.append(
+            _finding(
+                observation,
+                FindingKind.LOSS_SCALE_FLOOR,
+                Severity.CRITICAL if at_floor >= _CRITICAL_AT_FLOOR else Severity.WARNING,
+                f"the loss scale is at {scale:g} and the gradient still overflows "
+                f"({at_floor} times in a row).",
+                {"consecutive": at_floor, "loss_scale": scale, "loss": loss},
+            )
+        )
+    return tuple(findings), following
+
+
+def _is_storm(
+    state: OverflowState,
+    scale: float | None,
+    thresholds: DetectorThresholds,
+    *,
+    loss_finite: bool,
+) -> bool:
+    collapsed = scale is not None and scale < min(_LOW_SCALE, state.highest / _COLLAPSE)
+    if not state.settled:
+        return state.total > thresholds.search_overflows or not loss_finite or collapsed
+    count = state.bits.bit_count()
+    return state.consecutive >= thresholds.storm or count >= thresholds.storm_rate or collapsed
+
+
+def _storm(
+    observation: Observation, scale: float | None, state: OverflowState, *, loss_finite: bool
+) -> Finding:
+    loss = "finite" if loss_finite else "not finite"
+    return _finding(
+        observation,
+        FindingKind.OVERFLOW_STORM,
+        Severity.CRITICAL,
+        f"{state.consecutive} overflows in a row and {state.bits.bit_count()} in the window; the "
+        f"loss scale is {'unknown' if scale is None else f'{scale:g}'} after {state.highest:g} at "
+        f"its highest, the loss is {loss}.",
+        {
+            "consecutive": state.consecutive,
+            "count": state.bits.bit_count(),
+            "loss_scale": scale,
+            "highest": state.highest,
+            "loss_finite": int(loss_finite),
+        },
+    )
+
+
+def _finding(
+    observation: Observation,
+    kind: FindingKind,
+    severity: Severity,
+    message: str,
+    evidence: dict[str, float | int | str | None],
+) -> Finding:
+    return Finding(
+        step=observation.step,
+        last_step=observation.step,
+        kind=kind,
+        severity=severity,
+        message=message,
+        evidence=evidence,
+    )

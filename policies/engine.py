@@ -1,0 +1,252 @@
+"""The whole inner brain in one pure step: detectors, policies, arbiter.
+
+`Engine.step` maps an observation and a state to findings, grants, records and the next state. It
+holds no state itself, knows no clock and no randomness, so that a recorded run can be replayed
+and all ranks decide alike from equal observations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from mindtune.policies import detectors
+from mindtune.policies.arbiter import Arbitration
+from mindtune.policies.arbiter_state import ArbiterState
+from mindtune.policies.decisions import Action
+from mindtune.policies.detectors import DetectorState, DetectorThresholds
+from mindtune.policies.errors import PolicyError
+from mindtune.policies.facts import GradNormPriorLike, RunFacts
+from mindtune.policies.findings import Finding
+from mindtune.policies.limits import KnobLimits
+from mindtune.policies.policy import Feedback, Policy
+from mindtune.policies.records import ActionRecord
+from mindtune.policies.settings import Mode, PolicySettings, build
+from mindtune.policies.signals import Observation
+from mindtune.policies.state import STATE_SCHEMA, from_json, to_json
+from mindtune.policies.table import POLICIES
+
+__all__ = ["Engine", "EngineState", "Restored", "StepResult", "build_engine"]
+
+_DETECTORS = "detectors"
+_TRAIN = (None, "train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineState:
+    """Everything that the engine remembers; JSON through `to_json` and `Engine.from_json`."""
+
+    facts: RunFacts
+    """Facts of the run; given again on a restart, not stored."""
+    detectors: DetectorState
+    policies: Mapping[str, Any]
+    """Policy name -> its own state."""
+    arbiter: ArbiterState
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as a document for `json.dumps(..., allow_nan=False)`."""
+        return {
+            "schema": STATE_SCHEMA,
+            "detectors": to_json(self.detectors),
+            "policies": {name: to_json(state) for name, state in self.policies.items()},
+            "arbiter": to_json(self.arbiter),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    """A state read back."""
+
+    state: EngineState
+    message: str | None
+    """Why parts of the stored state were not taken over; None if all were."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step leads to."""
+
+    findings: tuple[Finding, ...]
+    """What the detectors saw at this step."""
+    grants: tuple[Action, ...]
+    """What the actuators must apply now; empty in observe mode."""
+    records: tuple[ActionRecord, ...]
+    """Lines for decisions.jsonl, new ones and completed earlier ones."""
+    state: EngineState
+    """To be handed to the next step."""
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """One enabled policy and its mode."""
+
+    policy: Policy
+    mode: Mode
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Detectors, policies and arbiter; made by `build_engine`."""
+
+    seats: tuple[_Seat, ...]
+    thresholds: DetectorThresholds
+    prior: GradNormPriorLike | None = None
+    _table: dict[str, tuple[str, KnobLimits]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        table = {
+            knob: (seat.policy.name, limits)
+            for seat in self.seats
+            for knob, limits in seat.policy.knobs.items()
+        }
+        object.__setattr__(self, "_table", table)
+
+    def init(self, facts: RunFacts) -> EngineState:
+        """Return the state before the first step."""
+        return EngineState(
+            facts=facts,
+            detectors=DetectorState(),
+            policies={seat.policy.name: seat.policy.init() for seat in self.seats},
+            arbiter=ArbiterState(),
+        )
+
+    def owned_knobs(self, facts: RunFacts) -> frozenset[str]:
+        """Return the reachable knobs that an acting policy manages in this run.
+
+        What manages such a knob otherwise (the training step's own loss-scale rule) must rest.
+        """
+        owned = {
+            knob
+            for seat in self.seats
+            if seat.mode == "act"
+            for knob in seat.policy.knobs
+            if knob in facts.reachable
+        }
+        if facts.loss_scale_dynamic is False:
+            owned.discard("loss_scale")
+        return frozenset(owned)
+
+    def step(self, observation: Observation, state: EngineState) -> StepResult:
+        """Return what this step's signals lead to.
+
+        Observations of other phases than training, and a step that was seen already, change
+        nothing. Where the step goes back, as after a rewind, the detectors start anew.
+        """
+        last_step = state.arbiter.last_step
+        if observation.phase not in _TRAIN or observation.step == last_step:
+            return StepResult((), (), (), state)
+        detector_state = state.detectors if observation.step > last_step else DetectorState()
+        findings, detector_state = detectors.update(
+            observation, detector_state, self.thresholds, self.prior
+        )
+        turn = Arbitration(self._table, state.facts, observation, state.arbiter)
+        turn.review()
+        findings = (*findings, *turn.findings)
+        seen = _in_own_units(observation, state.arbiter.batch_factor)
+        feedback = {
+            "act": Feedback(knobs=turn.feedback, facts=state.facts),
+            "observe": Feedback(knobs=turn.feedback, facts=_out_of_reach(state.facts)),
+        }
+        policy_states: dict[str, Any] = {}
+        for seat in self.seats:
+            name = seat.policy.name
+            decision, policy_states[name] = seat.policy.decide(
+                seen, findings, feedback[seat.mode], state.policies[name]
+            )
+            if decision.actions:
+                turn.request(name, seat.mode, decision)
+        grants, records, arbiter_state = turn.finish()
+        following = EngineState(
+            facts=state.facts,
+            detectors=detector_state,
+            policies=policy_states,
+            arbiter=arbiter_state,
+        )
+        return StepResult(findings, grants, records, following)
+
+    def from_json(self, document: Any, facts: RunFacts) -> Restored:
+        """Return the state that `EngineState.to_json` has written.
+
+        What cannot be read starts afresh, with a message, since a run must not end for it.
+        """
+        fresh = self.init(facts)
+        if not isinstance(document, Mapping) or document.get("schema") != STATE_SCHEMA:
+            version = document.get("schema") if isinstance(document, Mapping) else None
+            return Restored(
+                state=fresh,
+                message=f"the stored policy state has schema {version!r}, this version reads "
+                f"{STATE_SCHEMA}: detectors, policies and budgets start afresh.",
+            )
+        try:
+            stored = document["policies"]
+            policies = {
+                name: from_json(type(state), stored[name]) if name in stored else state
+                for name, state in fresh.policies.items()
+            }
+            state = EngineState(
+                facts=facts,
+                detectors=from_json(DetectorState, document["detectors"]),
+                policies=policies,
+                arbiter=from_json(ArbiterState, document["arbiter"]),
+            )
+        except (PolicyError, KeyError, TypeError) as error:
+            return Restored(
+                state=fresh,
+                message=f"the stored policy state cannot be read ({error}): detectors, policies "
+                "and budgets start afresh.",
+            )
+        return Restored(state=state, message=None)
+
+
+def build_engine(
+    settings: Mapping[str, PolicySettings],
+    *,
+    mode: Mode,
+    prior: GradNormPriorLike | None = None,
+) -> Engine:
+    """Return the engine of a run.
+
+    Args:
+        settings: Policy name -> settings; a policy that is not named has its defaults. The name
+            `detectors` takes thresholds of the detectors.
+        mode: Mode of the policies that have none of their own.
+        prior: Gradient-norm statistics of earlier runs of this config.
+
+    Raises:
+        PolicyError: if a policy, limit or threshold is unknown or out of range.
+    """
+    unknown = [name for name in settings if name not in POLICIES and name != _DETECTORS]
+    if unknown:
+        raise PolicyError(
+            f"there is no policy {', '.join(map(repr, unknown))}; allowed are "
+            f"{', '.join((*POLICIES, _DETECTORS))}."
+        )
+    shared = settings.get(_DETECTORS, PolicySettings())
+    if shared.limits:
+        raise PolicyError(
+            f"policies.{_DETECTORS} takes thresholds only, but got limits "
+            f"{', '.join(shared.limits)}; give limits to a policy."
+        )
+    seats = tuple(
+        _Seat(make(entry), entry.mode or mode)
+        for name, make in POLICIES.items()
+        if (entry := settings.get(name, PolicySettings())).enabled
+    )
+    thresholds = build(DetectorThresholds, shared.thresholds, f"policies.{_DETECTORS}.thresholds")
+    return Engine(seats, thresholds, prior)
+
+
+@lru_cache(maxsize=8)
+def _out_of_reach(facts: RunFacts) -> RunFacts:
+    """Return the facts as a policy in observe mode may see them."""
+    return replace(facts, reachable=frozenset())
+
+
+def _in_own_units(observation: Observation, batch_factor: float) -> Observation:
+    """Return the observation without the part of the scale by which the rate follows the batch."""
+    if batch_factor == 1.0 or observation.learning_rate_scale is None:
+        return observation
+    scale = observation.learning_rate_scale / batch_factor
+    return replace(observation, learning_rate_scale=scale)

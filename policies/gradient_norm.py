@@ -1,0 +1,428 @@
+"""Lowers the learning-rate scale on trouble, and brings it back when the trouble is over.
+
+Theory of operation. Trouble is one of
+
+- an **explosion in the cold start**: the loss climbs above its own first values. The rate is far
+  too high, by an unknown factor, so it is cut by `cold_factor` at once, and again every
+  `cold_patience` steps while the loss neither returns to its old minimum nor falls;
+- a **divergence**: the loss stands above its baseline and still rises;
+- **persistent spikes**: the gradient norm is flagged `patience` times in a row, or `rate` times
+  within the detectors' window, and the loss agrees: it is flagged as well and does not fall.
+  Without a loss the norm must be `norm_ratio` times its median.
+
+These cut the scale by `factor`, at most once in `patience_after_cut` steps. What is no trouble: a
+single spike, a norm that moves to another level while the loss is fine, a loss that jumped once
+and is coming down, anything in the first steps of a warm-up that the loss does not confirm. A
+non-finite loss is not cured by a lower rate (the weights are gone, or the batch was bad): after
+`stop_after` in a row the run is ended with a diagnosis, as it is when the loss is frozen while
+every update is skipped.
+
+After `recover_after` steps without trouble the scale is raised by 1 / `factor`, up to 1, the
+schedule itself; the arbiter takes back a raise after which the loss is worse. A raise that was
+taken back, or that trouble follows, multiplies the stretch before the next one by
+`relapse_factor`. After a cold start the stretch is `recover_after_cold`: the schedule itself is
+suspect there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from mindtune.policies.decisions import (
+    NO_CHANGE,
+    Advise,
+    Decision,
+    RequestStop,
+    SetLearningRateScale,
+)
+from mindtune.policies.diagnosis import (
+    diagnose_floor_of_learning_rate,
+    diagnose_frozen,
+    diagnose_non_finite,
+)
+from mindtune.policies.findings import Finding, FindingKind
+from mindtune.policies.limits import KnobLimits
+from mindtune.policies.policy import Feedback
+from mindtune.policies.settings import PolicySettings, bounded, build
+from mindtune.policies.signals import Observation
+from mindtune.policies.windows import median, push
+
+__all__ = [
+    "GradientNormLimits",
+    "GradientNormPolicy",
+    "GradientNormState",
+    "GradientNormThresholds",
+]
+
+_KNOB = SetLearningRateScale.knob
+_LEVEL = 4
+_MAX_STRETCH = 100_000
+_RETURNED = 1.05
+_FALLING = 0.97
+_WHOLE = 1.0 - 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientNormLimits:
+    """Hard bounds."""
+
+    min_scale: float = bounded(1 / 64, 1e-6, 1.0)
+    """Smallest scale: room for a rate that is 30 times too high."""
+    cooldown: int = bounded(4, 1, 10_000)
+    """Steps between two moves."""
+    budget: int = bounded(16, 1, 1000)
+    """Moves in 1000 steps: one descent to the floor and back, twice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientNormThresholds:
+    """When it acts, and how strongly."""
+
+    factor: float = bounded(0.5, 0.1, 0.95)
+    """Cut on trouble; its inverse is the raise (ReduceLROnPlateau's usual range is 0.1 - 0.5)."""
+    patience: int = bounded(3, 1, 100)
+    """Flags in a row that make trouble (MindFormers' skip rule: 2; Foundry's monitor: 5)."""
+    rate: int = bounded(8, 2, 52)
+    """Flags within the detectors' window of 48 that make trouble."""
+    norm_ratio: float = bounded(5.0, 1.0, 1000.0)
+    """Norm over its median that counts where no loss is measured: a level that shifts threefold
+    (another batch size) is none."""
+    patience_after_cut: int = bounded(8, 1, 1000)
+    """Steps in which a cut may show its effect before the next one."""
+    cold_factor: float = bounded(0.125, 0.01, 0.95)
+    """Cut on an explosion in the cold start."""
+    cold_patience: int = bounded(6, 1, 1000)
+    """Steps in which such a cut may show its effect."""
+    recover_after: int = bounded(64, 4, 100_000)
+    """Steps without trouble before a raise."""
+    recover_after_cold: int = bounded(128, 4, 100_000)
+    """The same after an explosion in the cold start."""
+    relapse_factor: float = bounded(4.0, 1.0, 100.0)
+    """Growth of that stretch with every raise that did not hold."""
+    stop_after: int = bounded(10, 2, 10_000)
+    """Non-finite values in a row that end the run (MindFormers' skip gate: 10)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientNormState:
+    """What has been done, and how the run has been since."""
+
+    losses: tuple[float, ...] = ()
+    """Newest finite losses."""
+    since_move: int | None = None
+    """Steps since the last move; None: never moved."""
+    healthy: int = 0
+    """Steps in a row without trouble."""
+    stretch: int = 0
+    """Healthy steps that the next raise needs; 0: the default."""
+    rescuing: bool = False
+    """Whether an explosion in the cold start is being answered."""
+    cold: bool = False
+    """Whether the last trouble was one."""
+    level: float = 0.0
+    """Median loss at the last cut of the rescue."""
+    lowest: float = 0.0
+    """Loss that the rescue wants back."""
+    first_flagged: float | None = None
+    """First loss of the present row of flagged ones."""
+    raised: bool = False
+    """Whether the last move was a raise."""
+    undone_step: int = 0
+    """Step of the last undo that was taken in."""
+
+
+@dataclass(frozen=True)
+class GradientNormPolicy:
+    """Owner of `learning_rate_scale`."""
+
+    limits: GradientNormLimits = GradientNormLimits()
+    thresholds: GradientNormThresholds = GradientNormThresholds()
+
+    @classmethod
+    def from_settings(cls, settings: PolicySettings) -> GradientNormPolicy:
+        """Return the policy with the user's values."""
+        return cls(
+            build(GradientNormLimits, settings.limits, "policies.gradient_norm.limits"),
+            build(
+                GradientNormThresholds, settings.thresholds, "policies.gradient_norm.thresholds"
+            ),
+        )
+
+    @property
+    def name(self) -> str:
+        """Name in settings and records."""
+        return "gradient_norm"
+
+    @property
+    def knobs(self) -> Mapping[str, KnobLimits]:
+        """What it may turn."""
+        return MappingProxyType(
+            {
+                _KNOB: KnobLimits(
+                    low=self.limits.min_scale,
+                    high=1.0,
+                    max_factor=1.0 / min(self.thresholds.cold_factor, self.thresholds.factor),
+                    cooldown=self.limits.cooldown,
+                    budget=self.limits.budget,
+                    check="loss",
+                    check_after=16,
+                )
+            }
+        )
+
+    def init(self) -> GradientNormState:
+        """Return the state before the first step."""
+        return GradientNormState()
+
+    def decide(
+        self,
+        observation: Observation,
+        findings: Sequence[Finding],
+        feedback: Feedback,
+        state: GradientNormState,
+    ) -> tuple[Decision, GradientNormState]:
+        """Return a cut, a raise, a stop, or no change."""
+        found = {finding.kind: finding for finding in findings}
+        state = self._follow(observation, found, feedback, state)
+        stop = self._stop(observation, found)
+        if stop is not None:
+            return stop, state
+        scale = _acting(observation, feedback)
+        trouble = self._trouble(observation, found, state)
+        if trouble is not None:
+            return self._cut(observation, scale, trouble, state)
+        if state.rescuing:
+            return self._rescue(scale, state)
+        return self._recover(scale, state)
+
+    def _follow(
+        self,
+        observation: Observation,
+        found: Mapping[FindingKind, Finding],
+        feedback: Feedback,
+        state: GradientNormState,
+    ) -> GradientNormState:
+        losses, first = state.losses, state.first_flagged
+        loss = observation.loss
+        if loss is not None and math.isfinite(loss):
+            losses = push(losses, loss, _LEVEL)
+            if FindingKind.LOSS_SPIKE not in found:
+                first = None
+            elif first is None:
+                first = loss
+        since = None if state.since_move is None else state.since_move + 1
+        disturbed = not _DISTURBING.isdisjoint(found)
+        following = GradientNormState(
+            losses,
+            since,
+            0 if disturbed else state.healthy + 1,
+            state.stretch,
+            state.rescuing,
+            state.cold,
+            state.level,
+            state.lowest,
+            first,
+            state.raised,
+            state.undone_step,
+        )
+        last = feedback.knobs.get(_KNOB)
+        if last is None or last.verdict != "undone" or last.step == state.undone_step:
+            return following
+        return replace(
+            following,
+            undone_step=last.step,
+            stretch=self._longer(following),
+            healthy=0,
+            since_move=0,
+            raised=False,
+        )
+
+    def _longer(self, state: GradientNormState) -> int:
+        stretch = self._stretch(state) * self.thresholds.relapse_factor
+        return min(_MAX_STRETCH, round(stretch))
+
+    def _stretch(self, state: GradientNormState) -> int:
+        default = (
+            self.thresholds.recover_after_cold if state.cold else self.thresholds.recover_after
+        )
+        return max(state.stretch, default)
+
+    def _stop(
+        self, observation: Observation, found: Mapping[FindingKind, Finding]
+    ) -> Decision | None:
+        for kind in (FindingKind.NON_FINITE_LOSS, FindingKind.NON_FINITE_GRAD):
+            finding = found.get(kind)
+            if finding is None or _number(finding, "consecutive") < self.thresholds.stop_after:
+                continue
+            return Decision(
+                actions=(
+                    RequestStop(
+                        id=kind.value.replace("_", "-"),
+                        diagnosis=diagnose_non_finite(
+                            observation, finding, self.thresholds.stop_after
+                        ),
+                    ),
+                ),
+                reason=f"{kind.value.replace('_', '-')} for {self.thresholds.stop_after} steps",
+                evidence=finding.evidence,
+            )
+        finding = found.get(FindingKind.FROZEN_LOSS)
+        if finding is None or _number(finding, "skipped") < self.thresholds.stop_after:
+            return None
+        return Decision(
+            actions=(
+                RequestStop(id="frozen-loss", diagnosis=diagnose_frozen(observation, finding)),
+            ),
+            reason=finding.message,
+            evidence=finding.evidence,
+        )
+
+    def _trouble(
+        self,
+        observation: Observation,
+        found: Mapping[FindingKind, Finding],
+        state: GradientNormState,
+    ) -> Finding | None:
+        """Return the finding that asks for a lower rate, if there is one."""
+        divergence = found.get(FindingKind.DIVERGENCE)
+        if divergence is not None:
+            return divergence
+        norm = found.get(FindingKind.GRAD_NORM_SPIKE)
+        loss = found.get(FindingKind.LOSS_SPIKE)
+        if FindingKind.LEVEL_SHIFT in found:
+            return None
+        if observation.loss is None:
+            if norm is None or not self._persists(norm):
+                return None
+            ratio = _number(norm, "value") / max(_number(norm, "median"), 1e-12)
+            return norm if ratio >= self.thresholds.norm_ratio else None
+        if loss is None or state.first_flagged is None:
+            return None
+        rising = _number(loss, "value") >= state.first_flagged
+        if not rising:
+            return None
+        if norm is not None and self._persists(norm) and self._persists(loss):
+            return loss
+        alone = observation.grad_norm is None and self._persists(loss)
+        return loss if alone else None
+
+    def _persists(self, finding: Finding) -> bool:
+        return (
+            _number(finding, "consecutive") >= self.thresholds.patience
+            or _number(finding, "count") >= self.thresholds.rate
+        )
+
+    def _cut(
+        self,
+        observation: Observation,
+        scale: float,
+        trouble: Finding,
+        state: GradientNormState,
+    ) -> tuple[Decision, GradientNormState]:
+        cold = _number(trouble, "cold_start") == 1
+        patience = self.thresholds.cold_patience if cold else self.thresholds.patience_after_cut
+        state = replace(state, healthy=0)
+        if state.since_move is not None and state.since_move < patience and not state.raised:
+            return NO_CHANGE, state
+        if scale <= self.limits.min_scale * (1 + 1e-6):
+            text = diagnose_floor_of_learning_rate(observation, trouble, self.limits.min_scale)
+            return (
+                Decision(
+                    actions=(Advise(id="learning-rate-floor", message=text),),
+                    reason=trouble.message,
+                    evidence=trouble.evidence,
+                ),
+                state,
+            )
+        factor = self.thresholds.cold_factor if cold else self.thresholds.factor
+        value = max(self.limits.min_scale, scale * factor)
+        following = replace(
+            state,
+            since_move=0,
+            stretch=self._longer(state) if state.raised else state.stretch,
+            rescuing=cold or state.rescuing,
+            cold=cold or state.cold,
+            level=median(state.losses) if cold and state.losses else state.level,
+            lowest=_number(trouble, "lowest") if cold else state.lowest,
+            raised=False,
+        )
+        return (
+            Decision(
+                actions=(SetLearningRateScale(value),),
+                reason=trouble.message,
+                evidence={**trouble.evidence, "scale": scale},
+            ),
+            following,
+        )
+
+    def _rescue(
+        self, scale: float, state: GradientNormState
+    ) -> tuple[Decision, GradientNormState]:
+        """Go on cutting while a cold start neither returns to its minimum nor falls."""
+        if len(state.losses) < _LEVEL or state.since_move is None:
+            return NO_CHANGE, state
+        level = median(state.losses)
+        if level <= _RETURNED * state.lowest:
+            return NO_CHANGE, replace(state, rescuing=False)
+        if state.since_move < self.thresholds.cold_patience:
+            return NO_CHANGE, state
+        if level <= _FALLING * state.level or scale <= self.limits.min_scale * (1 + 1e-6):
+            return NO_CHANGE, replace(state, level=level, since_move=0)
+        value = max(self.limits.min_scale, scale * self.thresholds.factor)
+        reason = (
+            f"the loss is at {level:.4g} after {state.level:.4g} at the last cut: it does not "
+            f"return to {state.lowest:.4g}"
+        )
+        return (
+            Decision(
+                actions=(SetLearningRateScale(value),),
+                reason=reason,
+                evidence={"loss": level, "lowest": state.lowest, "scale": scale},
+            ),
+            replace(state, level=level, since_move=0, healthy=0),
+        )
+
+    def _recover(
+        self, scale: float, state: GradientNormState
+    ) -> tuple[Decision, GradientNormState]:
+        stretch = self._stretch(state)
+        since = state.since_move
+        if scale >= _WHOLE or state.healthy < stretch or (since is not None and since < stretch):
+            return NO_CHANGE, state
+        value = min(1.0, scale / self.thresholds.factor)
+        return (
+            Decision(
+                actions=(SetLearningRateScale(value),),
+                reason=f"no trouble for {state.healthy} steps: back towards the schedule",
+                evidence={"scale": scale, "healthy": state.healthy, "stretch": stretch},
+            ),
+            replace(state, since_move=0, raised=True),
+        )
+
+
+_DISTURBING = frozenset(
+    {
+        FindingKind.NON_FINITE_LOSS,
+        FindingKind.NON_FINITE_GRAD,
+        FindingKind.DIVERGENCE,
+        FindingKind.OVERFLOW_STORM,
+        FindingKind.FROZEN_LOSS,
+    }
+)
+
+
+def _number(finding: Finding, key: str) -> float:
+    value = finding.evidence.get(key)
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _acting(observation: Observation, feedback: Feedback) -> float:
+    """Return the scale that acts: as reported, else as granted last, else the schedule's own."""
+    scale = observation.learning_rate_scale
+    if scale is not None and math.isfinite(scale) and scale > 0:
+        return scale
+    last = feedback.knobs.get(_KNOB)
+    return last.granted if last is not None and last.granted is not None else 1.0
