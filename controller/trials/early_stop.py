@@ -44,12 +44,15 @@ class Progress:
 
     steps: int
     """Steps done, warm-up included."""
-    measured: int
-    """Of them, steps after the warm-up that were timed."""
+    step_time_s: tuple[float, ...]
+    """Of the steps after the warm-up that were timed."""
     bad: int
     """Of them, steps that are non-finite, overflowed or skipped."""
-    fastest_s: float | None
-    """Shortest measured step time."""
+
+    @property
+    def measured(self) -> int:
+        """Number of measured steps."""
+        return len(self.step_time_s)
 
 
 class ProgressReader:
@@ -59,7 +62,7 @@ class ProgressReader:
         self._path = path
         self._warmup_steps = warmup_steps
         self._size = -1
-        self._progress = Progress(steps=0, measured=0, bad=0, fastest_s=None)
+        self._progress = Progress(steps=0, step_time_s=(), bad=0)
 
     def read(self) -> Progress:
         """Return the progress so far; rows that cannot be read end it."""
@@ -87,9 +90,7 @@ class ProgressReader:
         except (ConfigError, OSError):
             # Another program's table that cannot be read is no progress; its result decides.
             pass
-        return Progress(
-            steps=steps, measured=len(times), bad=bad, fastest_s=min(times, default=None)
-        )
+        return Progress(steps=steps, step_time_s=tuple(times), bad=bad)
 
 
 def _is_training(row: SignalRow) -> bool:
@@ -115,12 +116,12 @@ def hopeless(progress: Progress, bar: Bar, *, measure_steps: int) -> str | None:
         measure_steps: steps that it is to measure in all.
     """
     needed = max(_MIN_STEPS, math.ceil(_MIN_SHARE * measure_steps))
-    if progress.fastest_s is None or progress.measured < needed:
+    if progress.measured < needed:
         return None
-    left = measure_steps - progress.measured
-    if left * progress.fastest_s < _MIN_SAVING_S:
+    fastest_s = min(progress.step_time_s)
+    if (measure_steps - progress.measured) * fastest_s < _MIN_SAVING_S:
         return None
-    speed = bar.step_time_s / progress.fastest_s
+    speed = bar.step_time_s / fastest_s
     stability = max(0.0, 1.0 - progress.bad / measure_steps)
     steadiness = stability / bar.stability if bar.stability > 0 else 1.0
     share = speed**bar.mfu_exponent * steadiness**bar.stability_exponent
@@ -128,6 +129,6 @@ def hopeless(progress: Progress, bar: Bar, *, measure_steps: int) -> str | None:
         return None
     return (
         f"stopped after {progress.measured} of {measure_steps} steps: at best "
-        f"{share:.0%} of the best value (fastest step {progress.fastest_s:.3g} s, best config "
+        f"{share:.0%} of the best value (fastest step {fastest_s:.3g} s, best config "
         f"{bar.step_time_s:.3g} s)"
     )

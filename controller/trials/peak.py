@@ -12,9 +12,10 @@ from mindtune.controller.metrics.calibrate import CalibrationError, measure_host
 from mindtune.controller.metrics.peaks import look_up_peak, shared_peak
 from mindtune.controller.trials.study_folder import StudyFolder
 
-__all__ = ["PeakFile", "resolve_peak"]
+__all__ = ["PeakFile", "needs_measuring", "resolve_peak"]
 
 _HOST = "cpu"
+_MEASURE = "measure"
 
 
 class PeakFile(Document):
@@ -45,23 +46,32 @@ def resolve_peak(study: StudyFile, folder: StudyFolder) -> PeakFile:
     Raises:
         ConfigError: if it is to be measured and cannot be.
     """
-    cluster, precision = study.cluster, study.training.precision
-    setting = str(cluster.peak_flops)
-    if folder.peak.exists():
-        known = read_document(PeakFile, folder.peak)
-        if (known.setting, known.precision, known.num_devices) == (
-            setting,
-            precision,
-            cluster.num_devices,
-        ):
-            return known
-    peak = _find(study, setting)
+    known = _stored(study, folder)
+    if known is not None:
+        return known
+    peak = _find(study)
     write_json(folder.peak, peak)
     return peak
 
 
-def _find(study: StudyFile, setting: str) -> PeakFile:
+def needs_measuring(study: StudyFile, folder: StudyFolder) -> bool:
+    """Tell whether `resolve_peak` will measure this host, which takes 10 to 20 s."""
+    wanted = study.cluster.peak_flops == _MEASURE and study.model is not None
+    return wanted and _stored(study, folder) is None
+
+
+def _stored(study: StudyFile, folder: StudyFolder) -> PeakFile | None:
+    if not folder.peak.exists():
+        return None
+    known = read_document(PeakFile, folder.peak)
+    cluster = study.cluster
+    wanted = (str(cluster.peak_flops), study.training.precision, cluster.num_devices)
+    return known if (known.setting, known.precision, known.num_devices) == wanted else None
+
+
+def _find(study: StudyFile) -> PeakFile:
     cluster, precision = study.cluster, study.training.precision
+    setting = str(cluster.peak_flops)
     common = {"precision": precision, "setting": setting, "num_devices": cluster.num_devices}
     if isinstance(cluster.peak_flops, float):
         return PeakFile(
@@ -75,6 +85,9 @@ def _find(study: StudyFile, setting: str) -> PeakFile:
         flops = None if peak is None else peak.flops
         name = cluster.device if peak is None else peak.device
         return PeakFile(flops_per_device=flops, device=name, source=reason, **common)
+    if study.model is None:
+        source = "not measured: without a model in the study file there is no MFU"
+        return PeakFile(device=cluster.device, source=source, **common)
     if cluster.device != _HOST:
         raise ConfigError(
             "cluster.peak_flops: measure takes the peak of this host, so cluster.device must be "

@@ -147,35 +147,36 @@ Listener = Callable[[StudyEvent], None]
 class TimeLeft:
     """Estimates the rest of a study from how long its measurements took."""
 
-    def __init__(self, *, measurements: int, longer_by: float = 1.0, longer: int = 0) -> None:
-        """Plan the study.
-
-        Args:
-            measurements: launches still to come in the search.
-            longer_by: length of a confirming launch over one of the search.
-            longer: confirming launches still to come.
-        """
-        self._open = {"search": measurements, "confirm": longer}
-        self._factor = {"search": 1.0, "confirm": longer_by}
+    def __init__(self) -> None:
+        self._open: dict[Phase, int] = {"search": 0, "confirm": 0}
+        self._factor: dict[Phase, float] = {"search": 1.0, "confirm": 1.0}
         self._taken: list[float] = []
 
     def done(self, phase: Phase, wall_s: float) -> None:
-        """Count one finished measurement."""
-        self._open[phase] = max(0, self._open[phase] - 1)
+        """Learn from one finished measurement."""
         self._taken.append(wall_s / self._factor[phase])
 
-    def plan(self, phase: Phase, measurements: int) -> None:
-        """Correct how many measurements are still to come."""
-        self._open[phase] = max(0, measurements)
+    def plan(self, phase: Phase, measurements: int, *, longer_by: float = 1.0) -> None:
+        """Say what is still to be measured.
 
-    def seconds(self, *, elapsed_s: float = 0.0) -> float | None:
+        Args:
+            phase: of the study.
+            measurements: launches still to come.
+            longer_by: their length over one of the search.
+        """
+        self._open[phase] = max(0, measurements)
+        self._factor[phase] = longer_by
+
+    def seconds(self, *, elapsed_s: float = 0.0, phase: Phase | None = None) -> float | None:
         """Return the time left; None before anything was measured.
 
         Args:
             elapsed_s: what the running measurement has taken already.
+            phase: count this phase alone; None: all that is to come.
         """
         if not self._taken:
             return None
         one = statistics.median(self._taken)
-        rest = sum(self._open[phase] * self._factor[phase] for phase in self._open) * one
+        phases = list(self._open) if phase is None else [phase]
+        rest = sum(self._open[name] * self._factor[name] for name in phases) * one
         return max(0.0, rest - elapsed_s)

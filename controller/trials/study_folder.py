@@ -56,6 +56,11 @@ class StudyFolder:
         """Return the folder of one measurement of a config."""
         return self.root / "trials" / f"{number:04d}" / f"repeat_{repeat}"
 
+    def unfinished(self, number: int, repeat: int = 0) -> list[Path]:
+        """Return the folders of a measurement that were set aside."""
+        folder = self.trial_dir(number, repeat)
+        return sorted(folder.parent.glob(f"{folder.name}.unfinished_*"))
+
     def set_aside(self, number: int, repeat: int = 0) -> Path | None:
         """Move a folder that a killed search left half written out of the way.
 
@@ -89,20 +94,28 @@ class StudyFolder:
                 f"{error.strerror}; give another one with --out."
             ) from None
 
+    def topmost_missing(self) -> Path | None:
+        """Return the topmost folder that has to be created; None: the folder exists."""
+        if self.root.exists():
+            return None
+        missing = self.root
+        while not missing.parent.exists():
+            missing = missing.parent
+        return missing
+
     @contextlib.contextmanager
-    def prepared(self) -> Iterator[None]:
-        """Remove what the block has added to the folder if it fails."""
-        # The topmost folder that the block creates, parents included.
-        created = self.root
-        while not created.parent.exists():
-            created = created.parent
-        before = set(self.root.iterdir()) if self.root.is_dir() else None
+    def undone_on_failure(self, created: Path | None) -> Iterator[None]:
+        """Remove what the block has added to the folder if it fails; hold the lock meanwhile.
+
+        Args:
+            created: topmost folder that was created for this study and goes with it.
+        """
+        before = set(self.root.iterdir())
         try:
             yield
         except BaseException:
-            if before is None:
-                if created.is_dir():
-                    shutil.rmtree(created)
+            if created is not None:
+                shutil.rmtree(created)
             else:
                 for path in set(self.root.iterdir()) - before:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()

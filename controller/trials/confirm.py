@@ -1,0 +1,216 @@
+"""Confirm the leaders of a search: fresh repeats in turn with the base config, and a winner.
+
+Theory of operation. The search's own measurements choose the leaders, so their values are too
+good on average: the confirmation counts new ones only. Base and leaders run one after the other,
+again and again, so that a slow moment of the machine hits all of them alike. Repeat r has one seed
+for all configs. Where the confirmation is longer than a trial of the search, it also judges
+convergence: the base's seeds span a band of losses at equal samples, and a leader above it is
+out. The winner is the first of the ranking that is better than the base beyond noise; if there is
+none, the base wins.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mindtune.controller.contract import StudyFile
+from mindtune.controller.trials.measure import Launch
+from mindtune.controller.trials.measured import loss_curve
+from mindtune.controller.trials.summary import Measurement
+from mindtune.search.confirming import TIE, Confirmed, compare, rank
+from mindtune.search.convergence import (
+    ConvergenceBand,
+    ConvergenceVerdict,
+    LossCurve,
+    baseline_band,
+    judge,
+)
+from mindtune.search.errors import SearchError
+
+__all__ = ["BASE", "Plan", "Verdict", "choose", "judge_convergence", "num_leaders"]
+
+BASE = 0
+"""Number of the base config's trial."""
+_MAX_LEADERS = 3
+_LEADER_SHARE = 0.2
+_BAND_SEEDS = 3
+"""Seeds of the base that the band of convergence takes at least."""
+
+
+def num_leaders(trials: int) -> int:
+    """Return how many configs are confirmed: a fifth of those tried, one to three."""
+    return max(1, min(_MAX_LEADERS, round(_LEADER_SHARE * trials)))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which measurements a confirmation takes."""
+
+    leaders: tuple[int, ...]
+    repeats: int
+    steps: int | None
+    """Steps of each from sample 0; None: those of the search, and convergence is not judged."""
+
+    @classmethod
+    def of(cls, study: StudyFile, leaders: Sequence[int]) -> Plan:
+        """Return the plan for the leaders of a study, best first."""
+        trial = study.trial
+        longer = trial.confirm_steps > trial.warmup_steps + trial.measure_steps
+        return cls(tuple(leaders), trial.repeats, trial.confirm_steps if longer else None)
+
+    def order(self) -> list[tuple[int, int]]:
+        """Return (number of the config, repeat) in the order of measuring."""
+        rounds = max(self.repeats, _BAND_SEEDS) if self.steps is not None else self.repeats
+        return [
+            (number, repeat)
+            for repeat in range(1, rounds + 1)
+            for number in (BASE, *self.leaders)
+            if number == BASE or repeat <= self.repeats
+        ]
+
+
+def judge_convergence(
+    launches: Mapping[int, Sequence[Launch]], *, samples_per_step: int
+) -> dict[int, ConvergenceVerdict]:
+    """Return for each leader whether it converges as the base does.
+
+    Args:
+        launches: number of a config -> its confirming launches.
+        samples_per_step: global batch size.
+    """
+    curves = {
+        number: [
+            curve
+            for launch in repeats
+            if launch.outcome.record.outcome == "ok" and launch.outcome.result is not None
+            and (
+                curve := loss_curve(
+                    launch.outcome.result,
+                    warmup_steps=launch.plan.warmup_steps,
+                    samples_per_step=samples_per_step,
+                )
+            )
+        ]
+        for number, repeats in launches.items()
+    }  # fmt: skip
+    band: ConvergenceBand | None = None
+    reason = ""
+    try:
+        band = baseline_band(curves.get(BASE, []))
+    except SearchError as error:
+        reason = str(error)
+    verdicts = {}
+    for number, own in curves.items():
+        if number == BASE:
+            continue
+        if band is None or not own:
+            why = reason or "its repeats recorded no losses"
+            verdicts[number] = ConvergenceVerdict(None, None, None, 0.0, f"not judged: {why}")
+        else:
+            verdicts[number] = judge(_mean_curve(own), band)
+    return verdicts
+
+
+def _mean_curve(curves: Sequence[LossCurve]) -> LossCurve:
+    """Return the mean over seeds; the band is for one run, so this errs on the lenient side."""
+    length = min(len(curve.losses) for curve in curves)
+    return LossCurve(
+        curves[0].samples[:length],
+        tuple(
+            statistics.fmean(curve.losses[index] for curve in curves) for index in range(length)
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The winner of a study, and why."""
+
+    winner: int | None
+    """None: nothing ended ok."""
+    reason: str
+
+
+def choose(
+    repeats: Mapping[int, Sequence[Measurement]],
+    verdicts: Mapping[int, ConvergenceVerdict],
+    *,
+    device_memory: float | None,
+) -> Verdict:
+    """Return the winner among confirmed configs.
+
+    Args:
+        repeats: number of a config -> its confirming measurements, the base's included.
+        verdicts: number of a leader -> its convergence.
+        device_memory: bytes of one device; None: unknown, then less memory used is more to spare.
+    """
+    excluded: dict[int, str] = {}
+    confirmed = []
+    for number, measurements in repeats.items():
+        why = _exclusion(number, measurements, verdicts.get(number))
+        if why:
+            excluded[number] = why
+        else:
+            confirmed.append(_confirmed(number, measurements, device_memory))
+    notes = "".join(f"; trial {number} is out: {why}" for number, why in excluded.items())
+    ranked = rank(confirmed)
+    if not ranked:
+        return Verdict(None, f"no config ended ok{notes}")
+    # A base that breaks the memory limit cannot win, but it can be compared with.
+    base_values = [entry.value for entry in repeats.get(BASE, ()) if entry.value]
+    if not base_values:
+        best = ranked[0]
+        return Verdict(best.number, f"the best value, {best.median:.4g}{notes}")
+    for entry in ranked:
+        if entry.number == BASE:
+            continue
+        comparison = compare(entry.values, base_values)
+        single = comparison.different is None and comparison.ratio > 1.0 + TIE
+        if (comparison.ratio > 1.0 and (comparison.different or single)) or BASE in excluded:
+            interval = (
+                "one repeat each, so noise is not known"
+                if comparison.different is None
+                else f"95 % interval {comparison.low:.2f} to {comparison.high:.2f}"
+            )
+            return Verdict(
+                entry.number,
+                f"{comparison.ratio:.2f} x the base config's value ({interval})"
+                f"{_tie_note(entry, ranked)}{notes}",
+            )
+    return Verdict(BASE, f"no config is better than the base config beyond noise{notes}")
+
+
+def _exclusion(
+    number: int, measurements: Sequence[Measurement], verdict: ConvergenceVerdict | None
+) -> str:
+    """Return why a config cannot win; empty: it can."""
+    failed = [entry for entry in measurements if entry.outcome != "ok" or not entry.value]
+    if number == BASE and len(failed) < len(measurements):
+        # The base is what the user runs today: it wins by its good repeats if nothing beats it.
+        return ""
+    if failed:
+        return f"repeat {failed[0].repeat} was {failed[0].outcome}: {failed[0].message}"
+    if not measurements:
+        return "it was not measured again"
+    if verdict is not None and verdict.ok is False:
+        return f"it does not converge as the base does: {verdict.reason}"
+    return ""
+
+
+def _confirmed(
+    number: int, measurements: Sequence[Measurement], device_memory: float | None
+) -> Confirmed:
+    measurements = [entry for entry in measurements if entry.outcome == "ok" and entry.value]
+    peaks = [m.peak_memory_bytes for m in measurements if m.peak_memory_bytes is not None]
+    headroom = (device_memory or 0.0) - max(peaks) if peaks else None
+    values = tuple(float(entry.value) for entry in measurements if entry.value)
+    return Confirmed(number, values, headroom)
+
+
+def _tie_note(entry: Confirmed, ranked: Sequence[Confirmed]) -> str:
+    best = max(ranked, key=lambda other: other.median)
+    if best is entry:
+        return ""
+    return f"; it ties with trial {best.number} within noise and needs less memory"

@@ -1,0 +1,121 @@
+"""What a measurement depends on, so that a resumed study never mixes what is not comparable."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, ClassVar
+
+from mindtune.controller.contract import Document, TrialPlan, read_document, write_json
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.study_folder import StudyFolder
+from mindtune.controller.trials.study_setup import StudySetup
+from mindtune.search.knobs import KnobValue
+
+__all__ = ["Identity", "keep_identity", "measurement_hash", "study_identity"]
+
+_PACKAGES = ("mindtune", "mindspore")
+
+
+class Identity(Document):
+    """identity.json in a study's folder: part of the study -> hash of its content."""
+
+    FILE: ClassVar[str] = "identity.json"
+
+    parts: dict[str, str]
+
+    @property
+    def combined(self) -> str:
+        """One hash of all parts."""
+        return _hash(self.parts)
+
+
+def study_identity(setup: StudySetup) -> Identity:
+    """Return the identity of a study: everything but how long and how often it measures.
+
+    The number of trials, the budget, deadlines, repeats, the confirmation and the policies may
+    change between two starts.
+    """
+    study = setup.study
+    trial = study.trial
+    steps = {"warmup_steps": trial.warmup_steps, "measure_steps": trial.measure_steps}
+    parts: dict[str, Any] = {
+        "study.name and study.seed": [study.study.name, study.study.seed],
+        "trial.command": [trial.command, trial.launcher],
+        "trial.warmup_steps and measure_steps": steps,
+        "trial.load_checkpoint": trial.load_checkpoint,
+        "the base config": setup.config.base,
+        "model": study.model and study.model.to_plain(),
+        "cluster": study.cluster.to_plain(),
+        "training": study.training.to_plain(),
+        "space": [{k: list(v) for k, v in setup.space.choices.items()}, setup.space.candidates],
+        "constraints": study.constraints.to_plain(),
+        "score": study.score.to_plain(),
+        "overrides": study.to_plain()["overrides"],
+        "the program's code": _code(setup),
+        "installed versions": _versions(),
+    }
+    return Identity(parts={name: _hash(part) for name, part in parts.items()})
+
+
+def keep_identity(folder: StudyFolder, identity: Identity) -> None:
+    """Write the identity of a new study, or check that of one that goes on.
+
+    Raises:
+        ConfigError: if another study lies in the folder, naming what differs.
+    """
+    path = folder.root / Identity.FILE
+    if not path.exists():
+        write_json(path, identity)
+        return
+    known = read_document(Identity, path).parts
+    different = [name for name, part in identity.parts.items() if known.get(name) != part]
+    if different:
+        raise ConfigError(
+            f"the study in {folder.root} can only go on as it was started, but these have "
+            f"changed: {', '.join(different)}. Undo that, or give another folder with --out."
+        )
+
+
+def measurement_hash(identity: Identity, knobs: Mapping[str, KnobValue], plan: TrialPlan) -> str:
+    """Return the key under which one measurement is known when a study resumes."""
+    steps = [plan.warmup_steps, plan.measure_steps, plan.seed]
+    return _hash([identity.combined, dict(knobs), steps])
+
+
+def _hash(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _code(setup: StudySetup) -> dict[str, str]:
+    """Return file -> hash of the scripts that the command names, or of its module's package."""
+    words = setup.study.trial.command
+    files = [setup.folder / word for word in words if word.endswith((".py", ".sh"))]
+    if "-m" in words[:-1]:
+        files += _module_files(words, words.index("-m") + 1)
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if path.is_file()
+    }
+
+
+def _module_files(words: Sequence[str], index: int) -> list[Path]:
+    try:
+        spec = importlib.util.find_spec(words[index])
+    except (ImportError, ValueError):
+        return []
+    if spec is None or spec.origin is None:
+        return []
+    origin = Path(spec.origin)
+    return sorted(origin.parent.glob("*.py")) if spec.submodule_search_locations else [origin]
+
+
+def _versions() -> dict[str, str]:
+    found = {name: list(metadata.distributions(name=name)) for name in _PACKAGES}
+    return {name: entries[0].version for name, entries in found.items() if entries}

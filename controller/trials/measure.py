@@ -1,0 +1,185 @@
+"""Measure one config once, in a fresh process tree, or take what is on disk already."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindtune.controller.contract import TrialPlan, TrialRecord, TrialResult, read_document
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.early_stop import Bar, ProgressReader, hopeless
+from mindtune.controller.trials.identity import Identity, measurement_hash
+from mindtune.controller.trials.launcher import launch
+from mindtune.controller.trials.measured import measured_trial
+from mindtune.controller.trials.outcome import TrialOutcome, record_outcome
+from mindtune.controller.trials.study_folder import StudyFolder
+from mindtune.controller.trials.study_setup import StudySetup
+from mindtune.controller.trials.trial_config import num_ranks
+from mindtune.search.knobs import Config, KnobValue
+from mindtune.search.scoring import MeasuredTrial
+
+__all__ = ["Launch", "Measurer"]
+
+_TELL_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One measurement of a config."""
+
+    number: int
+    repeat: int
+    plan: TrialPlan
+    folder: Path
+    outcome: TrialOutcome
+    measured: MeasuredTrial | None
+    """None unless it ended ok, or was stopped early with something measured."""
+    reused: bool
+    """It was on disk already: nothing was started."""
+
+
+@dataclass(frozen=True)
+class Measurer:
+    """Measures the configs of one study."""
+
+    setup: StudySetup
+    folder: StudyFolder
+    identity: Identity
+
+    def plan(self, number: int, repeat: int, *, steps: int | None = None) -> TrialPlan:
+        """Return what is asked of a measurement.
+
+        Repeats have seeds of their own, the same for every config, so that configs are compared
+        from equal samples. The search itself is repeat 0.
+
+        Args:
+            number: of the config.
+            repeat: of the measurement.
+            steps: steps in all, where they are more than the study's usual number.
+        """
+        trial = self.setup.study.trial
+        usual = trial.warmup_steps + trial.measure_steps
+        steps = usual if steps is None else max(usual, steps)
+        return TrialPlan(
+            number=number,
+            repeat=repeat,
+            seed=self.setup.study.study.seed + repeat,
+            warmup_steps=trial.warmup_steps,
+            measure_steps=steps - trial.warmup_steps,
+            deadline_s=trial.deadline * steps / usual,
+        )
+
+    def find(self, knobs: Mapping[str, KnobValue], plan: TrialPlan) -> Launch | None:
+        """Return a measurement that is on disk and finished; None: it is to be made."""
+        folder = self.folder.trial_dir(plan.number, plan.repeat)
+        path = folder / TrialRecord.FILE
+        if not path.exists():
+            return None
+        try:
+            record = read_document(TrialRecord, path)
+        except ConfigError:
+            return None
+        expected = measurement_hash(self.identity, knobs, plan)
+        if record.config_hash != expected or record.outcome == "interrupted":
+            return None
+        outcome = TrialOutcome(record=record, result=_result(folder))
+        return _launch(plan, folder, outcome, reused=True)
+
+    def measure(
+        self,
+        config: Config,
+        plan: TrialPlan,
+        *,
+        bar: Bar | None = None,
+        on_progress: Callable[[int, float], None] | None = None,
+    ) -> Launch:
+        """Measure a config, unless that was done before.
+
+        Args:
+            config: a config of the space.
+            plan: what is asked of the measurement.
+            bar: the best so far; None: the trial is not stopped early.
+            on_progress: called with the steps done and the seconds since the start.
+
+        Raises:
+            ConfigError: if the folder cannot be written or the launcher cannot be used.
+        """
+        knobs = self.setup.knobs(config)
+        found = self.find(knobs, plan)
+        if found is not None:
+            return found
+        # What a killed search left half written is no measurement, and may help to find out why.
+        self.folder.set_aside(plan.number, plan.repeat)
+        folder = self.folder.trial_dir(plan.number, plan.repeat)
+        trial = self.setup.study.trial
+        config_file = self.setup.config.write(folder, knobs, plan)
+        report = launch(
+            self.setup.trial_command(config_file),
+            trial_dir=folder,
+            startup_deadline_s=trial.startup_deadline,
+            deadline_s=plan.deadline_s,
+            num_ranks=num_ranks(knobs),
+            launcher=trial.launcher,
+            env=self.setup.config.environment(knobs),
+            should_stop=_watch(folder, plan, bar, on_progress),
+        )
+        outcome = record_outcome(
+            report, knobs=knobs, config_hash=measurement_hash(self.identity, knobs, plan)
+        )
+        return _launch(plan, folder, outcome, reused=False)
+
+
+def _launch(plan: TrialPlan, folder: Path, outcome: TrialOutcome, *, reused: bool) -> Launch:
+    return Launch(
+        number=plan.number,
+        repeat=plan.repeat,
+        plan=plan,
+        folder=folder,
+        outcome=outcome,
+        measured=_partial(plan, folder)
+        if outcome.record.outcome == "pruned"
+        else measured_trial(outcome),
+        reused=reused,
+    )
+
+
+def _partial(plan: TrialPlan, folder: Path) -> MeasuredTrial | None:
+    """Return what a stopped trial had measured until then."""
+    progress = ProgressReader(folder / "signals.csv", warmup_steps=plan.warmup_steps).read()
+    if not progress.step_time_s:
+        return None
+    return MeasuredTrial(step_time_s=progress.step_time_s, bad_steps=progress.bad)
+
+
+def _result(folder: Path) -> TrialResult | None:
+    path = folder / TrialResult.FILE
+    try:
+        return read_document(TrialResult, path) if path.exists() else None
+    except ConfigError:
+        return None
+
+
+def _watch(
+    folder: Path,
+    plan: TrialPlan,
+    bar: Bar | None,
+    on_progress: Callable[[int, float], None] | None,
+) -> Callable[[], str | None]:
+    """Return what the launcher asks while the trial runs."""
+    reader = ProgressReader(folder / "signals.csv", warmup_steps=plan.warmup_steps)
+    started = time.monotonic()
+    told_at = started - _TELL_EVERY_S
+
+    def should_stop() -> str | None:
+        nonlocal told_at
+        progress, now = reader.read(), time.monotonic()
+        if on_progress is not None and now - told_at >= _TELL_EVERY_S:
+            told_at = now
+            on_progress(progress.steps, now - started)
+        if bar is None:
+            return None
+        return hopeless(progress, bar, measure_steps=plan.measure_steps)
+
+    return should_stop

@@ -1,0 +1,243 @@
+"""Run a study: measure configs one after the other, confirm the leaders, export the winner.
+
+Theory of operation. The database says which configs were proposed, the trials' folders say what
+was measured. On every start, configs that are on disk with the same identity are taken as they
+are; a config that was running when the search was killed keeps its number and is measured once
+more; everything else goes on from there. Folder and lock are taken before the database, so that
+two searches of one folder never meet in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mindtune.controller.contract import StudyFile, dump_yaml, write_atomic, write_yaml
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.confirm import num_leaders
+from mindtune.controller.trials.export import export
+from mindtune.controller.trials.identity import Identity, keep_identity, study_identity
+from mindtune.controller.trials.measure import Measurer
+from mindtune.controller.trials.peak import PeakFile, needs_measuring, resolve_peak
+from mindtune.controller.trials.progress import (
+    CalibrationStarted,
+    Listener,
+    RejectedBy,
+    StudyEnded,
+    StudyEvent,
+    StudyStarted,
+    TimeLeft,
+)
+from mindtune.controller.trials.scores import Scorer
+from mindtune.controller.trials.search_loop import SearchLoop
+from mindtune.controller.trials.storage import (
+    StorageAddress,
+    open_storage,
+    storage_address,
+    storage_errors,
+)
+from mindtune.controller.trials.study_folder import StudyFolder, relocated, relocated_command
+from mindtune.controller.trials.study_setup import StudySetup, load_study
+from mindtune.controller.trials.study_state import StudyState
+from mindtune.controller.trials.summary import StudySummary
+from mindtune.search.constraints import check
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["NothingFeasibleError", "StudyResult", "run_study"]
+
+EXIT_DONE = 0
+EXIT_FAILED = 3
+
+
+class NothingFeasibleError(Exception):
+    """No config of the space passes the rules; the command line exits with 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResult:
+    """How a study ended."""
+
+    folder: StudyFolder
+    summary: StudySummary
+    best_config: Path | None
+    """None: no config ended ok."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 with a winner; 3 if no config ended ok."""
+        return EXIT_FAILED if self.best_config is None else EXIT_DONE
+
+
+def run_study(
+    study_file: Path,
+    out: Path,
+    *,
+    trials: int | None = None,
+    storage: str | None = None,
+    on_event: Listener | None = None,
+) -> StudyResult:
+    """Start a study, or go on with the one in the folder.
+
+    Args:
+        study_file: the study file.
+        out: folder of the study.
+        trials: configs to measure, the base config included; None: as the study file says.
+        storage: database URL or env:NAME; None: as the study file says.
+        on_event: called with every `StudyEvent`.
+
+    Raises:
+        ConfigError: if the study file, the folder or the storage cannot be used; then nothing is
+            left behind.
+        SearchError: if the space is not valid or has changed.
+        PolicyError: if a policy's settings are not valid.
+        NothingFeasibleError: if the rules leave no config.
+    """
+    setup = load_study(study_file)
+    report = check(setup.space)
+    if report.emptied_by is not None:
+        raise NothingFeasibleError(report.emptied_by)
+    setting = storage or setup.study.study.storage
+    address = storage_address(setting, out)
+    folder = StudyFolder(out)
+    identity = study_identity(setup)
+    created = folder.topmost_missing()
+    emit = on_event or (lambda _event: None)
+    started = time.monotonic()
+    folder.check_writable()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(folder.locked())
+        with folder.undone_on_failure(created):
+            keep_identity(folder, identity)
+            database = open_storage(address)
+            peak = _peak(setup, folder, emit)
+            loop = _open(setup, folder, identity, peak, database, address, trials, emit)
+            _keep_inputs(setup, folder, address if setting is not None else None)
+        stack.enter_context(storage_errors(address))
+        emit(_started(loop.state, address, loop.finished))
+        loop.search()
+        loop.confirm()
+        summary = loop.state.summary()
+        best = None
+        if summary.winner is not None:
+            best = folder.best_config
+            export(out, out=best)
+            emit(
+                StudyEnded(
+                    winner=summary.winner,
+                    reason=summary.reason,
+                    wall_s=time.monotonic() - started,
+                )
+            )
+    return StudyResult(folder=folder, summary=summary, best_config=best)
+
+
+def _peak(setup: StudySetup, folder: StudyFolder, emit: Listener) -> PeakFile:
+    if needs_measuring(setup.study, folder):
+        emit(CalibrationStarted(precision=setup.study.training.precision))
+    return resolve_peak(setup.study, folder)
+
+
+def _open(
+    setup: StudySetup,
+    folder: StudyFolder,
+    identity: Identity,
+    peak: PeakFile,
+    database: optuna.storages.BaseStorage,
+    address: StorageAddress,
+    trials: int | None,
+    emit: Listener,
+) -> SearchLoop:
+    """Open the Optuna study and what goes around it."""
+    import optuna  # noqa: PLC0415 - the light commands do without it
+
+    from mindtune.search.sampler import make_sampler  # noqa: PLC0415 - as above
+    from mindtune.search.study import Proposer  # noqa: PLC0415 - as above
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    options = setup.study.study
+    planned = trials or options.trials
+    space = setup.with_peak(peak.flops_per_device)
+    report = check(space)
+    with storage_errors(address):
+        study = optuna.create_study(
+            storage=database,
+            study_name=options.name,
+            direction="maximize",
+            load_if_exists=True,
+            sampler=make_sampler("guided", report, seed=options.seed),
+        )
+        known = study.user_attrs.get(Identity.FILE)
+        if known is None:
+            study.set_user_attr(Identity.FILE, identity.combined)
+        elif known != identity.combined:
+            raise ConfigError(
+                f"the storage {address.shown} holds another study called {options.name!r}; give "
+                "study.name another name."
+            )
+        proposer = Proposer(
+            study, report, trials=planned, time_budget_s=options.time_budget, seed=options.seed
+        )
+    is_listed = space.key(proposer.baseline.config) in report.keys
+    state = StudyState(
+        setup=setup,
+        folder=folder,
+        scorer=Scorer(setup.study, space.facts),
+        report=report,
+        planned=min(planned, report.feasible + (not is_listed)),
+    )
+    loop = SearchLoop(
+        state=state,
+        proposer=proposer,
+        measurer=Measurer(setup, folder, identity),
+        emit=emit,
+        time_left=TimeLeft(),
+        num_leaders=num_leaders(planned),
+    )
+    with storage_errors(address):
+        loop.take_over()
+    return loop
+
+
+def _keep_inputs(setup: StudySetup, folder: StudyFolder, address: StorageAddress | None) -> None:
+    """Keep study file and base config in the folder, for exports and reports."""
+    old, new = setup.folder, folder.root
+    content = setup.study.to_plain()
+    trial = content["trial"]
+    trial["command"] = relocated_command(trial["command"], old=old, new=new)
+    for name in ("base_config", "load_checkpoint"):
+        if trial[name] is not None:
+            trial[name] = relocated(trial[name], old=old, new=new)
+    if "candidates" in content["space"]:
+        path = relocated(content["space"]["candidates"], old=old, new=new)
+        content["space"]["candidates"] = path
+    content["study"]["storage"] = None if address is None else address.shown
+    write_yaml(
+        folder.study_file,
+        StudyFile.model_validate(content),
+        header="The study as it was started; paths are relative to this folder.",
+    )
+    write_atomic(folder.base_config, dump_yaml(setup.config.base))
+
+
+def _started(state: StudyState, address: StorageAddress, finished: int) -> StudyEvent:
+    report = state.report
+    return StudyStarted(
+        name=state.setup.study.study.name,
+        folder=str(state.folder.root),
+        storage=address.shown,
+        trials=state.planned,
+        finished=finished,
+        total=report.total,
+        feasible=report.feasible,
+        rejected=tuple(
+            RejectedBy(rule.rule, rule.count, rule.reason)
+            for rule in report.rejected
+            if rule.count
+        ),
+        objective=state.scorer.objective,
+    )

@@ -1,0 +1,138 @@
+"""What a running study knows, and its summary.json."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mindtune.controller.contract import RejectedRule, write_json
+from mindtune.controller.trials.confirm import BASE, Verdict
+from mindtune.controller.trials.measure import Launch
+from mindtune.controller.trials.scores import Scorer
+from mindtune.controller.trials.study_folder import StudyFolder
+from mindtune.controller.trials.study_setup import StudySetup
+from mindtune.controller.trials.summary import Measurement, StudySummary, TrialSummary
+from mindtune.search.constraints import SpaceReport
+from mindtune.search.convergence import ConvergenceVerdict
+from mindtune.search.knobs import Config
+from mindtune.search.scoring import best_by
+
+__all__ = ["StudyState", "differences"]
+
+
+@dataclass
+class StudyState:
+    """The measurements of a study, by config."""
+
+    setup: StudySetup
+    folder: StudyFolder
+    scorer: Scorer
+    report: SpaceReport
+    planned: int
+    """Configs to measure."""
+    configs: dict[int, Config] = field(default_factory=dict)
+    launches: dict[int, list[Launch]] = field(default_factory=dict)
+    """Number of a config -> its launches, the search's own first."""
+    leaders: tuple[int, ...] = ()
+    verdicts: Mapping[int, ConvergenceVerdict] = field(default_factory=dict)
+    final: Verdict | None = None
+
+    def add(self, config: Config, launch: Launch) -> Measurement:
+        """Take over a measurement and return it with its value."""
+        self.configs[launch.number] = config
+        known = self.launches.setdefault(launch.number, [])
+        known[:] = [other for other in known if other.repeat != launch.repeat]
+        known.append(launch)
+        known.sort(key=lambda entry: entry.repeat)
+        return self.scorer.measurement(launch)
+
+    def measurements(self, number: int) -> list[Measurement]:
+        """Return all measurements of a config."""
+        return [self.scorer.measurement(launch) for launch in self.launches.get(number, [])]
+
+    def best(self) -> Measurement | None:
+        """Return the best of the search's own measurements."""
+        number = self.best_number()
+        return None if number is None else self.measurements(number)[0]
+
+    def best_number(self) -> int | None:
+        """Return the config with the best value of the search."""
+        rows = []
+        for number in self.launches:
+            first = self.measurements(number)[0]
+            if first.repeat == 0 and first.outcome == "ok":
+                rows.append({"number": number, "value": first.value})
+        best = best_by("value", rows)
+        return None if best is None else int(best["number"] or 0)
+
+    def ranked(self) -> list[int]:
+        """Return the configs but the base's that ended ok in the search, best first."""
+        values = {}
+        for number in self.launches:
+            first = self.measurements(number)[0]
+            if number != BASE and first.outcome == "ok" and first.value:
+                values[number] = first.value
+        return sorted(values, key=lambda number: (-values[number], number))
+
+    def confirming(self) -> dict[int, list[Measurement]]:
+        """Return the confirming measurements of base and leaders."""
+        return {
+            number: [entry for entry in self.measurements(number) if entry.repeat > 0]
+            for number in (BASE, *self.leaders)
+        }
+
+    def summary(self) -> StudySummary:
+        """Return what is known now."""
+        winner, reason = self.best_number(), "the best so far, not confirmed"
+        if self.final is not None:
+            winner, reason = self.final.winner, self.final.reason
+        return StudySummary(
+            study=self.setup.study.study.name,
+            complete=self.final is not None,
+            objective=self.scorer.objective,
+            planned=self.planned,
+            total=self.report.total,
+            feasible=self.report.feasible,
+            rejected=[
+                RejectedRule(rule=r.rule, count=r.count, reason=r.reason, example=r.example)
+                for r in self.report.rejected
+            ],
+            trials=[self._trial(number) for number in sorted(self.launches)],
+            leaders=list(self.leaders),
+            winner=winner,
+            reason=reason if winner is not None or self.final is not None else "",
+        )
+
+    def save(self) -> None:
+        """Rewrite summary.json."""
+        write_json(self.folder.summary, self.summary())
+
+    def _trial(self, number: int) -> TrialSummary:
+        measurements = self.measurements(number)
+        verdict = self.verdicts.get(number)
+        repeats = [
+            float(entry.value)
+            for entry in measurements
+            if entry.repeat > 0 and entry.outcome in ("ok", "infeasible") and entry.value
+        ]
+        first = measurements[0]
+        return TrialSummary(
+            number=number,
+            knobs=self.setup.knobs(self.configs[number]),
+            outcome=first.outcome,
+            message=first.message,
+            value=statistics.median(repeats) if repeats else first.value,
+            interval=(min(repeats), max(repeats)) if repeats else None,
+            confirmed=bool(repeats),
+            converges=None if verdict is None else verdict.ok,
+            convergence="" if verdict is None else verdict.reason,
+            measurements=measurements,
+        )
+
+
+def differences(config: Config, base: Config | None) -> Config:
+    """Return the knobs in which a config differs from the base config."""
+    if base is None:
+        return {}
+    return {name: value for name, value in config.items() if base.get(name) != value}
