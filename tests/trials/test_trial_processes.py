@@ -24,13 +24,13 @@ def note(pid):
         file.write(f"{pid}\\n")
 def grandchild_in_a_session():
     note(subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True).pid)
-def daemon(environment=None):
+def daemon(environment=os.environ):
     \"\"\"Fork twice, so that the parent is gone and the process is nobody's child.\"\"\"
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
             note(os.getpid())
-            os.execve(sys.executable, [sys.executable, "-c", SLEEP], environment or dict(os.environ))
+            os.execve(sys.executable, [sys.executable, "-c", SLEEP], environment)
         os._exit(0)
     os.wait()
 def settled(number):
