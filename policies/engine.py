@@ -135,8 +135,12 @@ class Engine:
         nothing. Where the step goes back, as after a rewind, the detectors start anew.
         """
         last_step = state.arbiter.last_step
-        if observation.phase not in _TRAIN or observation.step == last_step:
+        if observation.step == last_step:
             return StepResult((), (), (), state)
+        if observation.phase not in _TRAIN:
+            # The step was seen, if not judged: it is none that is missing.
+            passed_over = replace(state.detectors, last_step=observation.step)
+            return StepResult((), (), (), replace(state, detectors=passed_over))
         detector_state = state.detectors if observation.step > last_step else DetectorState()
         findings, detector_state = detectors.update(
             observation, detector_state, self.thresholds, self.prior

@@ -82,13 +82,13 @@ def _read(hint: Any, document: Any, where: str) -> Any:
     if origin is frozenset:
         _require(isinstance(document, list), where, "a list", document)
         return frozenset(document)
+    if origin is typing.Literal:
+        _require(document in typing.get_args(hint), where, f"one of {hint}", document)
+        return document
     if origin is not None and issubclass(origin, Mapping):
         _require(isinstance(document, dict), where, "an object", document)
         entry_hint = typing.get_args(hint)[1]
         return {key: _read(entry_hint, entry, where) for key, entry in document.items()}
-    if origin is typing.Literal:
-        _require(document in typing.get_args(hint), where, f"one of {hint}", document)
-        return document
     if is_dataclass(hint):
         return _read_dataclass(cast("type", hint), document, where)
     return _read_scalar(hint, document, where)

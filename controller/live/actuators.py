@@ -11,6 +11,7 @@ from typing_extensions import assert_never
 
 from mindtune.controller.errors import ConfigError
 from mindtune.policies.decisions import (
+    KNOBS,
     SetBatchSize,
     SetClipNorm,
     SetCompressionRatio,
@@ -25,6 +26,7 @@ __all__ = ["Actuators", "UpdateStepActuators", "UpdateStepLike"]
 
 
 _LOGGER = logging.getLogger(__name__)
+_COUNT = "num_microbatches"
 
 
 class Actuators(Protocol):
@@ -64,8 +66,8 @@ class UpdateStepLike(Protocol):
     loss_scale_managed_by_policy: bool
 
     @property
-    def knob_values(self) -> dict[str, float]:
-        """The requested value of every knob."""
+    def next_loss_scale(self) -> float:
+        """The loss scale that the next optimizer step will use."""
 
     def set_learning_rate_scale(self, scale: float) -> None:
         """Set the factor over the schedule."""
@@ -82,9 +84,6 @@ class UpdateStepLike(Protocol):
     def set_skip_threshold(self, norm: float | None) -> None:
         """Set the norm above which an update is skipped."""
 
-    def set_skip_non_finite(self, skip: bool) -> None:
-        """Set whether non-finite updates are skipped."""
-
     def set_compression_ratio(self, ratio: float) -> None:
         """Set the share of gradient entries that is exchanged."""
 
@@ -95,7 +94,7 @@ class UpdateStepActuators:
     Args:
         step: The step.
         data_parallel: Ranks with different samples.
-        uses_loss_scale: Whether the step was built with a loss scale.
+        loss_scale_dynamic: Whether the step moves its loss scale by itself; None: it has none.
         compresses_top_k: Whether it exchanges a share of the gradient entries.
     """
 
@@ -106,12 +105,13 @@ class UpdateStepActuators:
         step: UpdateStepLike,
         *,
         data_parallel: int,
-        uses_loss_scale: bool,
+        loss_scale_dynamic: bool | None,
         compresses_top_k: bool,
     ) -> None:
+        self._values: dict[str, float] = {}
         self._step = step
         self._data_parallel = data_parallel
-        self._uses_loss_scale = uses_loss_scale
+        self._loss_scale_dynamic = loss_scale_dynamic
         self._compresses_top_k = compresses_top_k
         self._micro_batch_size: int | None = None
 
@@ -119,7 +119,7 @@ class UpdateStepActuators:
     def reachable(self) -> frozenset[str]:
         """All but the micro-batch size, as far as the step was built for them."""
         names = {"learning_rate_scale", "clip_norm", "skip_threshold"}
-        if self._uses_loss_scale:
+        if self._loss_scale_dynamic is not None:
             names.add("loss_scale")
         if self._compresses_top_k:
             names.add("compression_ratio")
@@ -147,7 +147,10 @@ class UpdateStepActuators:
             case SetLossScale(value):
                 self._step.set_loss_scale(value)
             case SetBatchSize(value):
-                self._step.set_num_microbatches(self._count(value))
+                count = self._count(value)
+                self._step.set_num_microbatches(count)
+                self._values[_COUNT] = count
+                return
             case SetClipNorm(value):
                 self._step.set_clip_norm(value)
             case SetSkipThreshold(value):
@@ -161,33 +164,28 @@ class UpdateStepActuators:
                 )
             case _:
                 assert_never(action)
+        self._values[action.knob] = float(action.value)
 
     def values(self) -> dict[str, float]:
-        """Return the requested value of every knob."""
-        return dict(self._step.knob_values)
+        """Return what has been set here, and a loss scale that the step moves by itself."""
+        if not self._loss_scale_dynamic:
+            return dict(self._values)
+        return {**self._values, SetLossScale.knob: self._step.next_loss_scale}
 
     def restore(self, values: Mapping[str, float]) -> None:
-        """Set what a saved run had set."""
-        setters = {
-            "learning_rate_scale": self._step.set_learning_rate_scale,
-            "clip_norm": self._step.set_clip_norm,
-            "skip_threshold": self._step.set_skip_threshold,
-        }
-        if self._uses_loss_scale:
-            setters["loss_scale"] = self._step.set_loss_scale
-        if self._compresses_top_k:
-            setters["compression_ratio"] = self._step.set_compression_ratio
-        for name, setter in setters.items():
-            if name not in values:
+        """Set what a saved run had set; what no policy had set stays as the user has it now."""
+        for name, value in values.items():
+            if name == _COUNT:
+                self._step.set_num_microbatches(int(value))
+                self._values[_COUNT] = value
+                continue
+            if name not in self.reachable:
+                _LOGGER.warning("%s of the saved run is left out: this step has none", name)
                 continue
             try:
-                setter(values[name])
+                self.apply(KNOBS[name](value))  # type: ignore[arg-type] # of float knobs
             except ConfigError as error:
                 _LOGGER.warning("%s of the saved run is left out: %s", name, error)
-        if "num_microbatches" in values:
-            self._step.set_num_microbatches(int(values["num_microbatches"]))
-        if "skip_non_finite" in values:
-            self._step.set_skip_non_finite(bool(values["skip_non_finite"]))
 
     def _count(self, global_batch_size: int) -> int:
         if self._micro_batch_size is None:

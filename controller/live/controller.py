@@ -34,6 +34,9 @@ _LEVELS: Final = {
     Severity.CRITICAL: logging.ERROR,
 }
 
+_SEVERITIES: Final = tuple(_LEVELS)
+_INCIDENT_GAP: Final = 32
+
 
 class LiveController:
     """Closes the loop of one run.
@@ -54,11 +57,12 @@ class LiveController:
         self.engine_state: EngineState | None = None
         """State of detectors, policies and arbiter; None before `start`."""
         self.finding_counts: Counter[str] = Counter()
+        """Incidents by kind of finding."""
         self.num_actions = 0
         """Actions that were granted and carried out."""
         self.stop_diagnosis: str | None = None
         """Why a policy ends the run; None while none does."""
-        self._seen_incidents: set[tuple[str, int]] = set()
+        self._incidents: dict[str, tuple[int, int]] = {}
         self._told: set[str] = set()
 
     def start(self, facts: RunFacts, *, saved: Mapping[str, Any] | None = None) -> None:
@@ -116,21 +120,26 @@ class LiveController:
             self._tell(step, source=source, advice=advice)
 
     def _take_findings(self, findings: Iterable[Finding]) -> bool:
-        """Count and log new incidents; tell whether one of them is an alarm."""
+        """Count and log new incidents, and those that grow worse; tell whether one is an alarm.
+
+        A detector says every step that something goes on; it is one incident as long as it does
+        not pause for `_INCIDENT_GAP` steps.
+        """
         alarm = False
         for finding in findings:
-            incident = (finding.kind.value, finding.step)
-            if incident in self._seen_incidents:
+            kind = finding.kind.value
+            rank = _SEVERITIES.index(finding.severity)
+            known = self._incidents.get(kind)
+            goes_on = known is not None and finding.step - known[0] <= _INCIDENT_GAP
+            worst = max(rank, known[1]) if known is not None and goes_on else rank
+            self._incidents[kind] = (finding.last_step, worst)
+            if known is not None and goes_on and rank <= known[1]:
                 continue
-            self._seen_incidents.add(incident)
-            self.finding_counts[finding.kind.value] += 1
+            if not goes_on:
+                self.finding_counts[kind] += 1
             alarm = alarm or finding.severity is not Severity.INFO
             _LOGGER.log(
-                _LEVELS[finding.severity],
-                "step %d: %s: %s",
-                finding.step,
-                finding.kind.value,
-                finding.message,
+                _LEVELS[finding.severity], "step %d: %s: %s", finding.step, kind, finding.message
             )
         return alarm
 
@@ -197,6 +206,9 @@ class LiveController:
                     record.action,
                     record.outcome,
                 )
+            return
+        if record.action == Advise.__name__ and record.verdict == "granted":
+            # It was logged when it was carried out.
             return
         level = logging.INFO if record.verdict == "observed" else logging.WARNING
         _LOGGER.log(

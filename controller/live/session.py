@@ -137,11 +137,11 @@ class LiveSession:
         recorded = None
         if signals is not None:
             self.step += num_steps
+            if num_steps > 1:
+                self._tell_hidden_steps(num_steps)
             sensed = self._sensors.complete(signals, step=self.step, num_steps=num_steps)
             self._decide(sensed)
             recorded = sensed.recorded
-            if num_steps > 1:
-                self._tell_hidden_steps(num_steps)
         self._heartbeat("train")
         self._timer.leave()
         return recorded

@@ -81,10 +81,11 @@ class OwnStep:
         self._step = step
         self._job_size = job_size
         self.name = type(step).__name__
+        rule = step.loss_scale_rule
         self.actuators: Actuators = UpdateStepActuators(
             step,
             data_parallel=step.layout.data_parallel,
-            uses_loss_scale=step.loss_scale_rule is not None,
+            loss_scale_dynamic=None if rule is None else rule.dynamic,
             compresses_top_k=step.compression.kind == "topk",
         )
 

@@ -107,6 +107,11 @@ class UpdateStep(nn.Cell):
         return float(self.update.loss_scale.asnumpy())
 
     @property
+    def next_loss_scale(self) -> float:
+        """The scale that the next optimizer step will use, 1 without loss scaling."""
+        return self._pending.get("loss_scale", self.loss_scale)
+
+    @property
     def loss_scale_rule(self) -> LossScale | None:
         """How the loss scale is managed; None without loss scaling."""
         return self._loss_scale_rule
@@ -114,6 +119,8 @@ class UpdateStep(nn.Cell):
     @property
     def num_microbatches(self) -> int:
         """Micro-batches of the optimizer step in progress or, between steps, of the next one."""
+        if self._count == 0:
+            return int(self._pending.get("num_microbatches", self._num_microbatches))
         return self._num_microbatches
 
     def set_learning_rate_scale(self, scale: float) -> None:
