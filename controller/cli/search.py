@@ -1,0 +1,47 @@
+"""`mindtune search`: start a study or go on with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mindtune.controller.cli.console import err
+from mindtune.controller.cli.console import out as console_out
+
+__all__ = ["search"]
+
+EXIT_NOTHING_FEASIBLE = 1
+
+
+def search(
+    study: Annotated[Path, typer.Argument(help="Study file.", metavar="STUDY.yaml")],
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the study; default: the study file's name.")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Configs to measure, the base included.", min=1)
+    ] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="Database URL, or env:NAME to read it from there.")
+    ] = None,
+) -> int:
+    """Measure configs by short real trials and export the best; goes on where it was stopped."""
+    from mindtune.controller.cli.progress import StudyProgress
+    from mindtune.controller.reports.write import write_report
+    from mindtune.controller.trials.study_runner import NothingFeasibleError, run_study
+
+    folder = out or study.with_suffix("")
+    try:
+        with StudyProgress(err()) as progress:
+            result = run_study(study, folder, trials=trials, storage=storage, on_event=progress)
+    except NothingFeasibleError as error:
+        err().print(f"error: {error}", markup=False, soft_wrap=True)
+        return EXIT_NOTHING_FEASIBLE
+    console = console_out()
+    console.print(f"report: {write_report(folder)}", markup=False, soft_wrap=True)
+    if result.best_config is not None:
+        console.print(f"best config: {result.best_config}", markup=False, soft_wrap=True)
+    return result.exit_code

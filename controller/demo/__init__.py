@@ -1,0 +1,1 @@
+"""The demo: both loops on the bundled workload."""
