@@ -20,7 +20,15 @@ from mindtune.search.knobs import Config
 from mindtune.search.rules import RULES, Rule
 from mindtune.search.space import Space
 
-__all__ = ["Explanation", "FeasibleConfig", "RuleCount", "SpaceReport", "check", "explain"]
+__all__ = [
+    "Explanation",
+    "FeasibleConfig",
+    "RuleCount",
+    "SpaceReport",
+    "check",
+    "explain",
+    "first_failure",
+]
 
 _ALLOWED = "allowed_values"
 
@@ -140,6 +148,15 @@ def explain(
         if reason_found is not None:
             failed.append(RuleCount(rule.name, 1, reason_found, config))
     return Explanation(config, tuple(failed), advice(config, model), model.predict(config))
+
+
+def first_failure(config: Config, cost: CostModel) -> str | None:
+    """Return rule and reason of the first rule that rejects a complete config; None: none."""
+    for rule in RULES:
+        reason = rule.check(config, cost)
+        if reason is not None:
+            return f"{rule.name}: {reason}"
+    return None
 
 
 def _text(value: object) -> str:

@@ -148,17 +148,19 @@ def _expert(
 ) -> float | None:
     experts = layout.expert_parallel(config)
     # Dispatch and combine, forward and backward: four all-to-alls per layer.
-    sent = 4 * layout.layers_per_stage(config, model.num_layers) * (experts - 1) / experts
-    volume = sent * rounds * model.active_experts
-    volume *= _activation_bytes(config, facts, model, tokens)
-    return _seconds(volume, _bandwidth(facts, experts * layout.model_parallel(config)))
+    sent = 4.0 * layout.layers_per_stage(config, model.num_layers) * (experts - 1) / experts
+    routed = model.active_experts * _activation_bytes(config, facts, model, tokens)
+    return _seconds(
+        sent * rounds * routed, _bandwidth(facts, experts * layout.model_parallel(config))
+    )
 
 
 def _data(config: Config, facts: StudyFacts, model: ModelShape) -> float | None:
     replicas = layout.data_parallel(config) * layout.context_parallel(config)
     shards = layout.model_parallel(config) * layout.pipeline_stage(config)
-    held = model.num_parameters - model.num_layers * model.expert_layer_parameters
-    held += model.num_layers * model.expert_layer_parameters / layout.expert_parallel(config)
+    all_experts = model.num_layers * model.expert_layer_parameters
+    own_experts = all_experts / layout.expert_parallel(config)
+    held = model.num_parameters - all_experts + own_experts
     volume = 2 * (replicas - 1) / replicas * 4.0 * held / shards
     method, _, ratio = str(config["gradient_compression"]).partition(":")
     if method == "float16":

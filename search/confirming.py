@@ -1,0 +1,145 @@
+"""Ranking of confirmed configs, honest about noise.
+
+Each leader is measured several times, alternating with the others. Two leaders whose difference
+lies inside the noise are a tie, and a tie goes to the one with more memory to spare.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mindtune.search.errors import SearchError
+
+__all__ = ["Comparison", "Confirmed", "Spread", "compare", "noise_share", "rank", "spread"]
+
+TIE = 0.02
+"""Relative difference below which two values are always a tie: step times of one config differ by
+2 - 5 % between repeats in the published tables."""
+_RESAMPLES = 2000
+_LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles of repeats."""
+
+    median: float
+    low: float
+    """First quartile; the minimum of fewer than four repeats."""
+    high: float
+    """Third quartile; the maximum of fewer than four repeats."""
+    count: int
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """One config's confirmed values."""
+
+    number: int
+    """Of the trial in the study."""
+    values: tuple[float, ...]
+    """One per repeat."""
+    headroom_bytes: float | None = None
+    """Device memory less the measured peak; where the device is unknown, minus the peak."""
+
+    @property
+    def median(self) -> float:
+        """Median of the repeats."""
+        return statistics.median(self.values)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Value of one set of repeats over another's."""
+
+    ratio: float
+    """Of the medians."""
+    low: float
+    high: float
+    """Bootstrap interval (95 %) of the ratio of means; equal to `ratio` with single repeats."""
+    different: bool | None
+    """None: cannot be told from single repeats."""
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return median and quartiles.
+
+    Raises:
+        SearchError: if there is no value.
+    """
+    if not values:
+        raise SearchError("a spread needs at least one value, but got none.")
+    if len(values) < 4:
+        return Spread(statistics.median(values), min(values), max(values), len(values))
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(statistics.median(values), low, high, len(values))
+
+
+def compare(values: Sequence[float], reference: Sequence[float], *, seed: int = 0) -> Comparison:
+    """Return how `values` compare with `reference` (both positive), noise considered."""
+    if not values or not reference:
+        raise SearchError(
+            f"a comparison needs values on both sides, but got {len(values)} and {len(reference)}."
+        )
+    ratio = statistics.median(values) / statistics.median(reference)
+    if len(values) < 2 or len(reference) < 2:
+        return Comparison(ratio, ratio, ratio, None)
+    draw = random.Random(seed)  # noqa: S311 - resampling, no secret
+    ratios = sorted(
+        statistics.fmean(draw.choices(values, k=len(values)))
+        / statistics.fmean(draw.choices(reference, k=len(reference)))
+        for _ in range(_RESAMPLES)
+    )
+    low = ratios[int((1 - _LEVEL) / 2 * _RESAMPLES)]
+    high = ratios[int((1 + _LEVEL) / 2 * _RESAMPLES) - 1]
+    apart = (low > 1.0 or high < 1.0) and abs(ratio - 1.0) > TIE
+    return Comparison(ratio, low, high, apart)
+
+
+def noise_share(leaders: Sequence[Confirmed]) -> float | None:
+    """Return the pooled relative standard deviation of a single repeat; None: no repeats."""
+    squares, freedom = 0.0, 0
+    for leader in leaders:
+        mean = statistics.fmean(leader.values)
+        if len(leader.values) > 1 and mean > 0:
+            squares += sum((value / mean - 1.0) ** 2 for value in leader.values)
+            freedom += len(leader.values) - 1
+    return math.sqrt(squares / freedom) if freedom else None
+
+
+def rank(leaders: Sequence[Confirmed]) -> tuple[Confirmed, ...]:
+    """Return the leaders best first; ties inside the noise go to more memory head-room.
+
+    The band of a tie is twice the standard error of a difference of medians, from the noise of
+    all leaders together, and at least 2 %. The best median and everything within its band form
+    the first group, the best of the rest the next, and so on.
+    """
+    noise = noise_share(leaders) or 0.0
+    rest = sorted(leaders, key=lambda leader: (-leader.median, leader.number))
+    ranked: list[Confirmed] = []
+    while rest:
+        best = rest[0]
+        group = [leader for leader in rest if _tied(best, leader, noise)]
+        rest = [leader for leader in rest if leader not in group]
+        ranked += sorted(group, key=_by_headroom)
+    return tuple(ranked)
+
+
+def _tied(best: Confirmed, other: Confirmed, noise: float) -> bool:
+    if other is best:
+        return True
+    error = noise * math.sqrt(1 / len(best.values) + 1 / len(other.values))
+    return best.median - other.median <= max(TIE, 2 * error) * abs(best.median)
+
+
+def _by_headroom(leader: Confirmed) -> tuple[float, float, int]:
+    unknown = leader.headroom_bytes is None
+    return (
+        math.inf if unknown else -(leader.headroom_bytes or 0.0),
+        -leader.median,
+        leader.number,
+    )

@@ -1,0 +1,105 @@
+"""What has been tried, and what follows from it for configs that have not.
+
+More memory needed is the one direction that holds for certain: a config that differs from one
+that ran out of memory only by a larger micro-batch, less recomputation, less sharding or no
+offloading runs out of memory too. Anything else that differs makes it another question: more
+pipeline stages, for instance, need less memory per rank. What follows for speed is habit and no
+law, and is left to the sampler's model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from mindtune.search.knobs import Config, KnobValue
+
+__all__ = ["MEMORY_KNOBS", "Attempt", "Inference", "infer", "memory_need", "needs_at_least"]
+
+Outcome = Literal[
+    "running", "ok", "oom", "bad_config", "non_finite", "crash", "timeout", "interrupted",
+    "pruned", "infeasible",
+]  # fmt: skip
+
+MEMORY_KNOBS = ("micro_batch_size", "recompute", "optimizer_sharding", "optimizer_offload")
+"""Knobs with a certain direction of memory, everything else equal."""
+
+_SHARDING = {"none": 3.0, "optimizer": 2.0, "gradient": 1.0, "parameter": 0.0}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One config that was started."""
+
+    number: int
+    config: Config
+    """Knobs of the space."""
+    outcome: str
+    value: float | None = None
+    """Measured; None: nothing to compare with."""
+
+
+@dataclass(frozen=True)
+class Inference:
+    """What another config's failure says about one that was never run: inferred, not measured."""
+
+    outcome: Literal["oom"]
+    cause: int
+    """Number of the trial it follows from."""
+    reason: str
+
+
+def memory_need(name: str, value: KnobValue) -> float | None:
+    """Return a number that rises with the memory that a knob's value needs; None: no order.
+
+    `selective` recomputation saves the attention scores only, which `interval:K` does not order
+    against: it compares with `none` and `full` alone.
+    """
+    if name == "micro_batch_size":
+        return float(value)
+    if name == "optimizer_sharding":
+        return _SHARDING[str(value)]
+    if name == "optimizer_offload":
+        return 0.0 if value else 1.0
+    if name == "recompute":
+        kind, _, interval = str(value).partition(":")
+        if kind == "interval":
+            return 1.0 - 1.0 / int(interval)
+        return {"none": 1.0, "full": 0.0}.get(kind)
+    return None
+
+
+def needs_at_least(config: Mapping[str, KnobValue], other: Mapping[str, KnobValue]) -> bool:
+    """Return whether `config` certainly needs as much memory as `other`, or more."""
+    if set(config) != set(other):
+        return False
+    for name, value in config.items():
+        if value == other[name]:
+            continue
+        need, reference = memory_need(name, value), memory_need(name, other[name])
+        if name == "recompute" and {need, reference} & {None}:
+            if not (value == "none" or other[name] == "full"):
+                return False
+        elif need is None or reference is None or need < reference:
+            return False
+    return True
+
+
+def infer(config: Config, attempts: Iterable[Attempt]) -> Inference | None:
+    """Return what the failures of other configs say about this one; None: nothing."""
+    for attempt in attempts:
+        if attempt.outcome != "oom" or not needs_at_least(config, attempt.config):
+            continue
+        changed = ", ".join(
+            f"{name} = {value} instead of {attempt.config[name]}"
+            for name, value in config.items()
+            if value != attempt.config[name]
+        )
+        return Inference(
+            "oom",
+            attempt.number,
+            f"trial {attempt.number} ran out of memory, and this config needs no less: "
+            f"{changed or 'it is the same config'}",
+        )
+    return None

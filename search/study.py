@@ -1,0 +1,383 @@
+"""Ask and tell around a ready Optuna study: which config next, and what became of it.
+
+Theory of operation of a trial: WAITING (queued) -> RUNNING (asked) -> COMPLETE (a value),
+PRUNED (stopped, or its config cannot work: then with a positive constraint) or FAIL (crashed,
+interrupted, or no value). One Optuna trial is one config; repeats of it are attributes of the
+study, since a finished trial takes none. A proposal that a rule rejects, or that repeats a known
+config, is closed on the spot and costs no budget. A trial whose process died is closed as
+interrupted and its config queued again, once per such trial.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from mindtune.search.baseline import Baseline, choose_baseline
+from mindtune.search.constraints import SpaceReport, check, first_failure
+from mindtune.search.cost_model import CostModel, Measurement, Prediction, calibrate
+from mindtune.search.errors import SearchError, SpaceExhaustedError
+from mindtune.search.history import Attempt, infer
+from mindtune.search.knobs import Config
+from mindtune.search.sampler import KEY, OUTCOME, GuidedSampler, attempts, parameters
+
+__all__ = ["MEMORY", "STEP_TIME", "Proposal", "Proposer", "Repeat"]
+
+CONFIG = "config"
+"""User attribute of a trial: its knobs, as proposed."""
+REASON = "reason"
+"""User attribute of a trial: why it was turned down, or what went wrong."""
+RETRY_OF = "retry_of"
+"""User attribute of a trial: number of the interrupted trial that it repeats."""
+MEMORY = "peak_memory_bytes"
+"""User attribute of a trial that calibrates the cost model."""
+STEP_TIME = "step_time_s"
+"""User attribute of a trial that calibrates the cost model: its median step time."""
+
+_CHOICES = "space"
+"""User attribute of the study: the choices of every knob, which may not change."""
+_REPEAT = "repeat:"
+_CONFIGS_FAULT = frozenset({"oom", "bad_config", "non_finite", "timeout", "infeasible"})
+"""Outcomes that the config itself causes: samplers learn them as violated constraints."""
+_MAX_REJECTIONS = 200
+"""Rejected proposals in a row after which an untried feasible config is drawn instead."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A config to be tried."""
+
+    number: int
+    """Of the Optuna trial; 0 is the baseline."""
+    config: Config
+    """Knobs of the space."""
+    key: str
+    """Hash of the complete config."""
+    is_baseline: bool
+    retry_of: int | None
+    """Number of the interrupted trial that this one repeats."""
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One further measurement of a finished trial's config."""
+
+    number: int
+    repeat: int
+    value: float | None
+    attrs: dict[str, Any]
+
+
+class Proposer:
+    """Proposes configs until a budget ends or the space is exhausted."""
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        report: SpaceReport,
+        *,
+        trials: int,
+        time_budget_s: float | None = None,
+        seed: int = 0,
+        max_attempts: int = 3,
+    ) -> None:
+        """Take over a study, new or resumed.
+
+        Args:
+            study: Opened by the caller, with any sampler (`sampler.make_sampler`).
+            report: The space under the rules.
+            trials: Configs to try, the baseline included.
+            time_budget_s: Propose nothing after this much time; None: no limit.
+            seed: Of the draw that replaces a sampler which proposes rejected configs only.
+            max_attempts: How often a config is started again after an interruption, in all.
+
+        Raises:
+            SearchError: if nothing is feasible, or the study was started with other choices.
+        """
+        self.study = study
+        self.report = report
+        self.baseline: Baseline = choose_baseline(report)
+        self.stopped: str | None = None
+        """Why the last `ask` returned None."""
+        self._parameters = parameters(report)
+        self._space = report.space
+        self._trials = trials
+        self._time_budget_s = time_budget_s
+        self._seed = seed
+        self._max_attempts = max_attempts
+        self._open: dict[int, Trial] = {}
+        self._calibrated_by = 0
+        self._check_choices()
+        if not study.get_trials(deepcopy=False):
+            self._queue(self.baseline.config, {})
+
+    def ask(self, *, elapsed_s: float = 0.0) -> Proposal | None:
+        """Return the next config to try; None: the search is over, see `stopped`.
+
+        Args:
+            elapsed_s: Seconds that the search has taken so far.
+        """
+        self._recalibrate()
+        for rejections in range(2 * _MAX_REJECTIONS):
+            self.stopped = self._end(elapsed_s)
+            if self.stopped is not None:
+                return None
+            if rejections >= _MAX_REJECTIONS:
+                self._queue_random()
+            try:
+                trial = self.study.ask(self._parameters)
+            except SpaceExhaustedError as end:
+                self.study.tell(end.number, state=TrialState.FAIL)
+                continue
+            config = {name: trial.params[name] for name in self._space.knobs}
+            if self._turned_down(trial, config):
+                continue
+            return self._accepted(trial, config)
+        self.stopped = f"{2 * _MAX_REJECTIONS} proposals in a row were rejected"
+        return None
+
+    def tell(
+        self,
+        number: int,
+        outcome: str,
+        value: float | None = None,
+        attrs: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Record what became of a proposal.
+
+        Args:
+            number: Of the proposal.
+            outcome: Typed outcome: ok, pruned, oom, timeout, ...
+            value: Measured value; None: none. A pruned trial may have a preliminary one.
+            attrs: JSON values to keep with the trial; `MEMORY` and `STEP_TIME` calibrate the
+                cost model.
+
+        Returns:
+            Whether it was recorded: a late report about a trial that was closed meanwhile is not.
+        """
+        state = self._frozen(number).state
+        if state.is_finished():
+            return False
+        trial = self._open.pop(number, None)
+        usable = value is not None and math.isfinite(value)
+        try:
+            for name, entry in {**(attrs or {}), OUTCOME: outcome}.items():
+                self._attribute(number, trial, name, entry)
+            if trial is not None and outcome in _CONFIGS_FAULT:
+                trial.set_constraint(outcome, 1.0)
+            if trial is not None and outcome == "pruned" and usable:
+                trial.report(float(value or 0.0), step=1)
+        except optuna.exceptions.UpdateFinishedTrialError:
+            return False
+        target: Trial | int = number if trial is None else trial
+        if outcome == "ok" and usable:
+            self.study.tell(target, value, skip_if_finished=True)
+        else:
+            stopped = outcome == "pruned" or outcome in _CONFIGS_FAULT
+            final = TrialState.PRUNED if stopped else TrialState.FAIL
+            self.study.tell(target, state=final, skip_if_finished=True)
+        return True
+
+    def requeue_stale(self, is_alive: Callable[[FrozenTrial], bool]) -> tuple[int, ...]:
+        """Close the running trials whose process is gone and queue their configs again.
+
+        A config that was interrupted `max_attempts` times, or has been finished by another
+        trial, is not queued again. Safe to call any number of times.
+
+        Args:
+            is_alive: Whether somebody still works on a running trial.
+
+        Returns:
+            Numbers of the trials that were closed.
+        """
+        closed = []
+        trials = self.study.get_trials(deepcopy=False)
+        queued = {trial.user_attrs.get(RETRY_OF) for trial in trials}
+        for trial in trials:
+            if trial.state != TrialState.RUNNING or is_alive(trial):
+                continue
+            config = {
+                name: trial.params[name] for name in self._space.knobs if name in trial.params
+            }
+            # Queue before closing: a second kill in between must not lose the config.
+            complete = len(config) == len(self._space.knobs)
+            if complete and trial.number not in queued and self._may_retry(config, trials):
+                self._queue(config, {RETRY_OF: trial.number})
+            self.tell(trial.number, "interrupted", attrs={REASON: "its process was gone"})
+            closed.append(trial.number)
+        return tuple(closed)
+
+    def attempts(self) -> list[Attempt]:
+        """Return every config that was really started, in order."""
+        return attempts(self.study.get_trials(deepcopy=False), self._space.knobs)
+
+    def leaders(self, count: int) -> tuple[Attempt, ...]:
+        """Return the best completed trials, best first; the baseline is not favoured."""
+        finished = [a for a in self.attempts() if a.outcome == "ok" and a.value is not None]
+        return tuple(sorted(finished, key=lambda a: (-(a.value or 0.0), a.number))[:count])
+
+    def add_repeat(
+        self, number: int, repeat: int, value: float | None, attrs: Mapping[str, Any] | None = None
+    ) -> None:
+        """Record a further measurement of a finished trial's config."""
+        entry = json.dumps({"value": value, "attrs": dict(attrs or {})})
+        self.study.set_user_attr(f"{_REPEAT}{number}:{repeat}", entry)
+
+    def repeats(self, number: int | None = None) -> tuple[Repeat, ...]:
+        """Return the repeats of one trial or of all, in order."""
+        found = []
+        for name, text in self.study.user_attrs.items():
+            if not name.startswith(_REPEAT):
+                continue
+            owner, repeat = map(int, name[len(_REPEAT) :].split(":"))
+            if number in (None, owner):
+                entry = json.loads(text)
+                found.append(Repeat(owner, repeat, entry["value"], entry["attrs"]))
+        return tuple(sorted(found, key=lambda entry: (entry.number, entry.repeat)))
+
+    def _check_choices(self) -> None:
+        own = {name: list(distribution.choices) for name, distribution in self._parameters.items()}
+        stored = self.study.user_attrs.get(_CHOICES)
+        if stored is None:
+            self.study.set_user_attr(_CHOICES, json.dumps(own))
+        elif json.loads(stored) != own:
+            old = json.loads(stored)
+            changed = [name for name in {**old, **own} if old.get(name) != own.get(name)]
+            raise SearchError(
+                "the choices of a knob may not change within a study, but "
+                f"{', '.join(changed)} differ from those that study {self.study.study_name!r} "
+                "was started with; give the study a new name or folder."
+            )
+
+    def _end(self, elapsed_s: float) -> str | None:
+        """Return why the search is over; None: it is not."""
+        if self._time_budget_s is not None and elapsed_s >= self._time_budget_s:
+            return f"the time budget of {self._time_budget_s:g} s is used up"
+        tried = self.attempts()
+        counted = sum(attempt.outcome != "interrupted" for attempt in tried)
+        if counted >= self._trials:
+            return f"{counted} of {self._trials} trials are done"
+        waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        if not waiting and not self._untried(tried):
+            return f"every feasible config has been tried ({self.report.feasible})"
+        return None
+
+    def _untried(self, tried: list[Attempt]) -> list[Config]:
+        known = {self._space.key(a.config) for a in tried if a.outcome != "interrupted"}
+        failed = [attempt for attempt in tried if attempt.outcome == "oom"]
+        return [
+            entry.config
+            for entry in self.report.configs
+            if self._space.key(entry.config) not in known
+            and not (failed and infer(entry.config, failed))
+        ]
+
+    def _turned_down(self, trial: Trial, config: Config) -> bool:
+        """Close a proposal that may not be run; return whether it was one."""
+        others = [attempt for attempt in self.attempts() if attempt.number < trial.number]
+        key = self._space.key(config)
+        known = [
+            a.number
+            for a in others
+            if a.outcome != "interrupted" and self._space.key(a.config) == key
+        ]
+        if known:
+            self._close(trial, config, "duplicate", f"same config as trial {known[0]}")
+            return True
+        reason = first_failure(self._space.complete(config), self.report.cost)
+        is_baseline = config == self.baseline.config
+        if reason is None and not is_baseline and key not in self.report.keys:
+            reason = "allowed_values: the space does not list this config"
+        if reason is None:
+            inference = infer(config, others)
+            reason = None if inference is None else f"inferred: {inference.reason}"
+        if reason is None:
+            return False
+        trial.set_constraint(reason.partition(":")[0], 1.0)
+        self._close(trial, config, "infeasible", reason)
+        return True
+
+    def _close(self, trial: Trial, config: Config, outcome: str, reason: str) -> None:
+        for name, entry in ((CONFIG, config), (OUTCOME, outcome), (REASON, reason)):
+            trial.set_user_attr(name, entry)
+        state = TrialState.PRUNED if outcome == "infeasible" else TrialState.FAIL
+        self.study.tell(trial, state=state)
+
+    def _accepted(self, trial: Trial, config: Config) -> Proposal:
+        key = self._space.key(config)
+        trial.set_user_attr(CONFIG, config)
+        trial.set_user_attr(KEY, key)
+        self._open[trial.number] = trial
+        return Proposal(
+            trial.number,
+            config,
+            key,
+            config == self.baseline.config,
+            trial.user_attrs.get(RETRY_OF),
+            self.report.cost.predict(self._space.complete(config)),
+        )
+
+    def _queue(self, config: Config, attrs: dict[str, Any]) -> None:
+        self.study.enqueue_trial(dict(config), user_attrs=attrs or None)
+
+    def _queue_random(self) -> None:
+        """Queue an untried feasible config where the sampler finds none."""
+        open_configs = self._untried(self.attempts())
+        if open_configs:
+            number = len(self.study.get_trials(deepcopy=False))
+            draw = random.Random(f"{self._seed}:{number}")  # noqa: S311 - a draw, no secret
+            self._queue(draw.choice(open_configs), {})
+
+    def _may_retry(self, config: Config, trials: list[FrozenTrial]) -> bool:
+        key = self._space.key(config)
+        same = [a for a in attempts(trials, self._space.knobs) if self._space.key(a.config) == key]
+        finished = any(a.outcome not in ("interrupted", "running") for a in same)
+        return not finished and len(same) < self._max_attempts
+
+    def _frozen(self, number: int) -> FrozenTrial:
+        trials = self.study.get_trials(deepcopy=False)
+        if not 0 <= number < len(trials):
+            raise SearchError(
+                f"a trial's number must be below {len(trials)}, but got {number}; tell what was "
+                "asked before."
+            )
+        return trials[number]
+
+    def _attribute(self, number: int, trial: Trial | None, name: str, entry: Any) -> None:
+        if trial is not None:
+            trial.set_user_attr(name, entry)
+        else:
+            # A trial that another process asked has no public way in but its storage.
+            trial_id, storage = self._frozen(number)._trial_id, self.study._storage  # noqa: SLF001
+            storage.set_trial_user_attr(trial_id, name, entry)
+
+    def _recalibrate(self) -> None:
+        """Let measured memory correct the cost model, and the rules judge again."""
+        cost = self.report.cost
+        if cost.memory_limit is None:
+            return
+        seen = [
+            Measurement(
+                self._space.complete(trial.user_attrs[CONFIG]),
+                trial.user_attrs.get(MEMORY),
+                trial.user_attrs.get(STEP_TIME),
+            )
+            for trial in self.study.get_trials(deepcopy=False)
+            if CONFIG in trial.user_attrs and trial.user_attrs.get(MEMORY) is not None
+        ]
+        if len(seen) == self._calibrated_by:
+            return
+        self._calibrated_by = len(seen)
+        report = check(self._space, calibrate(CostModel(self._space.facts), seen))
+        if report.configs:
+            self.report = report
+            if isinstance(self.study.sampler, GuidedSampler):
+                self.study.sampler.use(report)
