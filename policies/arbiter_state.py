@@ -60,7 +60,8 @@ class ArbiterState:
 
     clock: int = 0
     """Steps lived through: grows with every observation, also where `step` goes back."""
-    last_step: int = 0
+    last_step: int = -1
+    """Step of the last observation; -1 before the first."""
     losses: tuple[float, ...] = ()
     """Newest finite losses."""
     throughputs: tuple[float, ...] = ()

@@ -43,7 +43,7 @@ from mindtune.policies.diagnosis import (
     diagnose_frozen,
     diagnose_non_finite,
 )
-from mindtune.policies.findings import Finding, FindingKind
+from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.limits import KnobLimits
 from mindtune.policies.policy import Feedback
 from mindtune.policies.settings import PolicySettings, bounded, build
@@ -61,6 +61,7 @@ _KNOB = SetLearningRateScale.knob
 _LEVEL = 4
 _MAX_STRETCH = 100_000
 _RETURNED = 1.05
+_RESCUE_STEPS = 32
 _FALLING = 0.97
 _WHOLE = 1.0 - 1e-6
 
@@ -118,8 +119,8 @@ class GradientNormState:
     """Steps in a row without trouble."""
     stretch: int = 0
     """Healthy steps that the next raise needs; 0: the default."""
-    rescuing: bool = False
-    """Whether an explosion in the cold start is being answered."""
+    rescuing: int = 0
+    """Steps for which an explosion in the cold start is still being answered."""
     cold: bool = False
     """Whether the last trouble was one."""
     level: float = 0.0
@@ -214,13 +215,13 @@ class GradientNormPolicy:
             elif first is None:
                 first = loss
         since = None if state.since_move is None else state.since_move + 1
-        disturbed = not _DISTURBING.isdisjoint(found)
+        disturbed = any(_disturbs(finding) for finding in found.values())
         following = GradientNormState(
             losses,
             since,
             0 if disturbed else state.healthy + 1,
             state.stretch,
-            state.rescuing,
+            max(0, state.rescuing - 1),
             state.cold,
             state.level,
             state.lowest,
@@ -343,7 +344,7 @@ class GradientNormPolicy:
             state,
             since_move=0,
             stretch=self._longer(state) if state.raised else state.stretch,
-            rescuing=cold or state.rescuing,
+            rescuing=_RESCUE_STEPS if cold else state.rescuing,
             cold=cold or state.cold,
             level=median(state.losses) if cold and state.losses else state.level,
             lowest=_number(trouble, "lowest") if cold else state.lowest,
@@ -366,7 +367,7 @@ class GradientNormPolicy:
             return NO_CHANGE, state
         level = median(state.losses)
         if level <= _RETURNED * state.lowest:
-            return NO_CHANGE, replace(state, rescuing=False)
+            return NO_CHANGE, replace(state, rescuing=0)
         if state.since_move < self.thresholds.cold_patience:
             return NO_CHANGE, state
         if level <= _FALLING * state.level or scale <= self.limits.min_scale * (1 + 1e-6):
@@ -412,6 +413,13 @@ _DISTURBING = frozenset(
         FindingKind.FROZEN_LOSS,
     }
 )
+
+
+def _disturbs(finding: Finding) -> bool:
+    """Return whether a run with this finding is not healthy enough for a higher rate."""
+    if finding.kind is FindingKind.LOSS_SPIKE:
+        return finding.severity is not Severity.INFO
+    return finding.kind in _DISTURBING and finding.severity is Severity.CRITICAL
 
 
 def _number(finding: Finding, key: str) -> float:

@@ -37,7 +37,7 @@ class DetectorState:
     overflow: OverflowState = field(default_factory=OverflowState)
     performance: PerformanceState = field(default_factory=PerformanceState)
     clipping: ClippingState = field(default_factory=ClippingState)
-    last_step: int = 0
+    last_step: int = -1
     hidden_reported: bool = False
     """Whether it was reported that steps are missing in between."""
 
@@ -87,7 +87,7 @@ def update(
     findings += found
     found, clipping = judge_clipping(observation, center, state.clipping, thresholds)
     findings += found
-    hidden = state.last_step > 0 and observation.step > state.last_step + 1
+    hidden = state.last_step >= 0 and observation.step > state.last_step + 1
     if hidden and not state.hidden_reported:
         findings += (_hidden(observation, state.last_step),)
     following = DetectorState(

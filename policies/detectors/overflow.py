@@ -24,6 +24,7 @@ from mindtune.policies.signals import Observation
 __all__ = ["OverflowState", "judge_overflow"]
 
 _SETTLED = 16
+_MOSTLY = 0.5
 _COLLAPSE = 2.0**12
 _LOW_SCALE = 2.0**12
 _UNMOVED_AFTER = 3
@@ -81,14 +82,15 @@ def _judge_clean(
 ) -> tuple[tuple[Finding, ...], OverflowState]:
     clean = state.clean + 1
     mask = (1 << thresholds.rate_window) - 1
+    settles = not state.settled and clean >= _SETTLED
     following = OverflowState(
         0,
         clean,
-        state.settled or clean >= _SETTLED,
+        state.settled or settles,
         state.total,
         (state.bits << 1) & mask,
         state.scale,
-        state.highest,
+        scale or 0.0 if settles else state.highest,
         0,
         0,
         state.ran_away,
@@ -136,6 +138,7 @@ def _judge_hit(
     thresholds: DetectorThresholds,
 ) -> tuple[tuple[Finding, ...], OverflowState]:
     mask = (1 << thresholds.rate_window) - 1
+    rate = observation.overflow or 0.0
     loss = observation.loss
     loss_finite = loss is None or math.isfinite(loss)
     unmoved = 0
@@ -145,7 +148,8 @@ def _judge_hit(
     following = OverflowState(
         state.consecutive + 1,
         0,
-        state.settled,
+        # A rate stands for many steps, most of them clean.
+        state.settled or rate < _MOSTLY,
         state.total + int(not state.settled),
         ((state.bits << 1) | 1) & mask,
         scale if scale is not None else state.scale,
@@ -199,7 +203,7 @@ def _is_storm(
 ) -> bool:
     collapsed = scale is not None and scale < min(_LOW_SCALE, state.highest / _COLLAPSE)
     if not state.settled:
-        return state.total > thresholds.search_overflows or not loss_finite or collapsed
+        return state.total > thresholds.search_overflows or not loss_finite
     count = state.bits.bit_count()
     return state.consecutive >= thresholds.storm or count >= thresholds.storm_rate or collapsed
 

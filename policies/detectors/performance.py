@@ -26,7 +26,6 @@ from mindtune.policies.windows import Window, push
 
 __all__ = ["PerformanceState", "judge_performance"]
 
-_MIN_RECORDS = 2
 _MIN_STEPS = 8
 
 
@@ -44,7 +43,7 @@ class PerformanceState:
     covered: int = 0
     """Steps that the waits stand for, up to `sustained`."""
     utilization: Window = field(default_factory=Window)
-    last_step: int = 0
+    last_step: int = -1
     mfu_reported: bool = False
 
 
@@ -53,7 +52,7 @@ def judge_performance(
 ) -> tuple[tuple[Finding, ...], PerformanceState]:
     """Return the findings about time, utilization and memory, and the next state."""
     findings: list[Finding] = []
-    gap = observation.step - state.last_step if state.last_step else 1
+    first = state.last_step < 0
     step_time, wait = observation.step_time_s, observation.data_time_s
     step_times, waits, totals = state.step_times, state.waits, state.totals
     waited_sum, total_sum, covered = state.waited_sum, state.total_sum, state.covered
@@ -77,14 +76,16 @@ def judge_performance(
                     },
                 )
             )
-        if wait is not None and math.isfinite(wait) and wait >= 0:
+        # The first step of a run holds its compilation: it would hide any waiting.
+        if not first and wait is not None and math.isfinite(wait) and wait >= 0:
             waits = push(waits, wait, thresholds.sustained)
             totals = push(totals, step_time, thresholds.sustained)
-            covered = min(covered + max(1, gap), thresholds.sustained)
+            gap = max(1, observation.step - state.last_step)
+            covered = min(covered + gap, thresholds.sustained)
             # Summed anew: a running sum would drift and keep an infinite error for ever.
             waited_sum, total_sum = math.fsum(waits), math.fsum(totals)
     share = waited_sum / total_sum if total_sum > 0 and covered >= _MIN_STEPS else None
-    if share is not None and share > thresholds.data_share and len(waits) >= _MIN_RECORDS:
+    if share is not None and share > thresholds.data_share:
         findings.append(_stall(observation, share, covered, thresholds))
     utilization = state.utilization
     busy = observation.device_utilization
