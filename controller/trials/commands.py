@@ -106,6 +106,9 @@ def msrun_command(
         f"--master_port={port}",
         f"--log_dir={rank_dir}",
         "--join=True",
+        # The number of a rank that does not exist: copies of the logs are of no use, and the
+        # `tail` processes that make them outlive msrun.
+        f"--tail_worker_log={num_ranks}",
         f"--cluster_time_out={max(1, round(cluster_timeout_s))}",
         _INTERPRETER if has_python else "python3",
         "-m", "mindtune.controller.trials.rank_process", str(rank_dir), *command,

@@ -7,8 +7,8 @@ Started as `python -m mindtune.controller.trials.supervisor`. Theory of operatio
   by SIGKILL: then the whole tree ends within 5 s and the trial is recorded as interrupted.
 - The command runs in a session of its own. Orphans are adopted (PR_SET_CHILD_SUBREAPER), so
   every process stays a descendant; the mark in the environment is the second net.
-- Waiting, watching or ending: `_verdict` looks at exits, failures, deadlines and orders, in this
-  order; the first verdict ends the tree, and a `SupervisorReport` goes to standard output.
+- Ten times a second `verdict` looks at exits, failures, deadlines and orders, in this order; the
+  first verdict ends the tree, and a `SupervisorReport` goes to standard output.
 - A failed rank is known by its exit file or by its result file, never by msrun, which comes back
   half a minute later with code 1 whatever happened.
 """
