@@ -43,7 +43,7 @@ def ranks(tmp_path_factory):
         env=os.environ | {"PATH": path},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=580,
         check=False,
     )
     found = [folder / f"rank{rank}.json" for rank in range(2)]

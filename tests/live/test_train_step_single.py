@@ -31,7 +31,7 @@ def seen(request, tmp_path_factory):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=580,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
