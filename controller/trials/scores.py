@@ -79,7 +79,7 @@ class Scorer:
             outcome="infeasible" if broken else record.outcome,
             message=problem or record.message,
             value=None if scored is None else scored.value,
-            mfu=None if scored is None else scored.mfu,
+            mfu=None if scored is None or scored.kind != "mfu" else scored.mfu,
             stability=None if scored is None else scored.stability,
             tokens_per_s=None
             if launch.measured is None

@@ -7,6 +7,7 @@ best_config.yaml and trials/NNNN/repeat_K/, where repeat_0 is the search's own m
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -87,7 +88,9 @@ class StudyFolder:
             self.root.mkdir(parents=True, exist_ok=True)
             probe.write_bytes(b"")
             probe.unlink()
-            (self.root / "trials").mkdir(exist_ok=True)
+            trials = self.root / "trials"
+            if trials.exists() and not trials.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(trials))
         except OSError as error:
             raise ConfigError(
                 f"the study folder {self.root} must be a writable folder, but: "

@@ -196,7 +196,7 @@ def _open(
         measurer=Measurer(setup, folder, identity),
         emit=emit,
         time_left=TimeLeft(),
-        num_leaders=num_leaders(planned),
+        num_leaders=num_leaders(state.planned),
     )
     with storage_errors(address):
         loop.take_over()

@@ -1,0 +1,260 @@
+"""Judgements of a study on known numbers: stability, early stop, winner, what was learnt."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mindtune.controller.contract import (
+    KnobsFile,
+    TrialPlan,
+    TrialRecord,
+    TrialResult,
+    parse,
+    write_json,
+    write_yaml,
+)
+from mindtune.controller.trials.confirm import Plan, choose, num_leaders
+from mindtune.controller.trials.early_stop import Bar, Progress, ProgressReader, hopeless
+from mindtune.controller.trials.learned import learn
+from mindtune.controller.trials.measured import bad_steps, final_loss, loss_curve, measured_trial
+from mindtune.controller.trials.outcome import TrialOutcome
+from mindtune.controller.trials.progress import TimeLeft
+from mindtune.controller.trials.summary import Measurement
+from mindtune.search.convergence import ConvergenceVerdict
+from mindtune.search.scoring import stability
+
+
+def result(**fields):
+    content = {"outcome": "ok", "step_time_s": [0.1] * 20, **fields}
+    return parse(TrialResult, content, source="test")
+
+
+def outcome(trial, **record):
+    content = {"outcome": "ok", "wall_s": 1.0, **record}
+    return TrialOutcome(record=TrialRecord.model_validate(content), result=trial)
+
+
+# What a result measured
+
+CALM = [3.0 - 0.01 * step for step in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"loss": CALM}, 0),
+        ({"loss": [*CALM[:10], "nan", *CALM[11:]]}, 1),
+        ({"loss": [*CALM[:15], 30.0, *CALM[16:]]}, 1),
+        ({"grad_norm": [1.0] * 18 + ["inf", "inf"]}, 2),
+        ({"overflow": [0] * 15 + [1] * 5, "update_skipped": [0] * 15 + [1] * 5}, 5),
+        ({"overflow": [1, 0], "loss": ["inf", *CALM[1:]]}, 1),
+        ({"overflow": 0.1}, 2),
+        ({"loss": 2.5}, 0),
+        ({}, 0),
+    ],
+)
+def test_bad_steps_are_counted_once_each(fields, expected):
+    assert bad_steps(result(**fields), 20) == expected
+
+
+def test_result_becomes_a_measured_trial():
+    trial = result(
+        step_time_s=[0.1] * 19 + [0.5], overflow=[1] + [0] * 19, tokens_per_step=640, loss=CALM
+    )
+    measured = measured_trial(outcome(trial, peak_memory_bytes=7))
+    assert measured.median_s == 0.1
+    assert measured.bad_steps == 1
+    assert measured.peak_memory_bytes == 7
+    assert measured.throughput("tokens_per_step") == 6400
+    assert stability(measured) == pytest.approx(0.95 * 0.1 / 0.12)
+
+
+def test_one_step_time_stands_for_every_step():
+    measured = measured_trial(outcome(result(step_time_s=0.2, overflow=[1, 0, 0, 0])))
+    assert measured.step_time_s == (0.2,) * 4
+    assert measured.bad_steps == 1
+
+
+def test_failed_trial_measures_nothing():
+    assert measured_trial(outcome(result(), outcome="crash")) is None
+    assert measured_trial(outcome(None, outcome="timeout")) is None
+
+
+def test_losses_are_counted_from_sample_zero():
+    curve = loss_curve(result(loss=[3.0, 2.0]), warmup_steps=5, samples_per_step=16)
+    assert curve.samples == (96.0, 112.0)
+    assert loss_curve(result(loss=2.0), warmup_steps=5, samples_per_step=16) is None
+    assert final_loss(result(loss=[9.0] * 8 + [2.0, 4.0])) == 3.0
+    assert math.isnan(final_loss(result(loss=[9.0, "nan"])))
+    assert final_loss(result()) is None
+
+
+# Early stop
+
+BAR = Bar(step_time_s=0.1, stability=1.0, mfu_exponent=1.0, stability_exponent=1.0)
+
+
+def seen(times, bad=0):
+    return Progress(steps=len(times) + 2, step_time_s=tuple(times), bad=bad)
+
+
+@pytest.mark.parametrize(
+    ("progress", "stopped"),
+    [
+        (seen([0.2] * 20), True),
+        (seen([0.2] * 19), False),  # a fifth of the steps is needed
+        (seen([0.12] * 20), False),  # within the margin
+        (seen([0.3] * 19 + [0.12]), False),  # one fast step shows what may come
+        (seen([0.2] * 99), False),  # as good as over
+        (seen([0.1] * 30, bad=25), True),  # can be 75 % stable at best
+        (seen([0.1] * 30, bad=15), False),
+        (seen([]), False),
+    ],
+)
+def test_trial_is_stopped_only_when_it_cannot_catch_up(progress, stopped):
+    assert (hopeless(progress, BAR, measure_steps=100) is not None) == stopped
+
+
+def test_exponent_of_zero_takes_speed_out_of_the_judgement():
+    bar = Bar(step_time_s=0.1, stability=1.0, mfu_exponent=0.0, stability_exponent=1.0)
+    assert hopeless(seen([0.9] * 50), bar, measure_steps=100) is None
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=20, max_size=60), st.integers(0, 20))
+def test_no_trial_is_stopped_that_could_still_come_near_the_best(times, bad):
+    """The best that can follow: every further step as fast as the fastest, none of them bad."""
+    reason = hopeless(seen(times, bad), BAR, measure_steps=100)
+    if reason is not None:
+        best_case = (0.1 / min(times)) * (1 - bad / 100)
+        assert best_case < 0.8
+
+
+def test_progress_is_read_as_it_grows(tmp_path):
+    path = tmp_path / "signals.csv"
+    reader = ProgressReader(path, warmup_steps=1)
+    assert reader.read().steps == 0
+    path.write_text("step,phase,loss,step_time_s\n1,compile,3,9.0\n2,train,2,0.5\n3,tr")
+    assert reader.read() == Progress(steps=2, step_time_s=(0.5,), bad=0)
+    with path.open("a") as table:
+        table.write("ain,nan,0.25\n4,eval,,7.0\nwhat,is,this,row\n")
+    assert reader.read() == Progress(steps=4, step_time_s=(0.5, 0.25), bad=1)
+
+
+# The confirmation
+
+
+def repeats(*values, memory=100, outcome="ok"):
+    return [
+        Measurement(
+            repeat=index + 1, seed=index, outcome=outcome, value=value, peak_memory_bytes=memory,
+            wall_s=1.0,
+        )
+        for index, value in enumerate(values)
+    ]  # fmt: skip
+
+
+def verdict(*, ok):
+    return ConvergenceVerdict(ok, 3.0, 2.0, 100.0, "loss 3.0 is above")
+
+
+BASE = repeats(1.0, 1.01, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("leaders", "verdicts", "winner", "words"),
+    [
+        ({1: repeats(1.5, 1.49, 1.51)}, {}, 1, "1.50 x the base config's value"),
+        ({1: repeats(1.5, 0.7, 0.9)}, {}, 0, "no config is better than the base config"),
+        ({1: repeats(1.005, 1.004, 1.006)}, {}, 0, "beyond noise"),
+        ({}, {}, 0, "no config is better"),
+        ({1: repeats(1.5, 1.5, 1.5), 2: repeats(1.49, 1.49, 1.49, memory=50)}, {}, 2,
+         "ties with trial 1 within noise and needs less memory"),
+        ({1: repeats(1.5, 1.5, 1.5), 2: repeats(1.4, 1.4, 1.4, memory=50)}, {}, 1, "1.50 x"),
+        ({1: repeats(1.5, 1.5, 1.5), 2: repeats(1.2, 1.2, 1.2)}, {1: verdict(ok=False)}, 2,
+         "trial 1 is out: it does not converge as the base does"),
+        ({1: repeats(1.5, 1.5, 1.5)}, {1: verdict(ok=None)}, 1, "1.50 x"),
+        ({1: [*repeats(1.5, 1.5), *repeats(None, outcome="oom")]}, {}, 0, "trial 1 is out"),
+    ],
+)  # fmt: skip
+def test_winner_of_confirmed_configs(leaders, verdicts, winner, words):
+    found = choose({0: BASE, **leaders}, verdicts, device_memory=None)
+    assert found.winner == winner
+    assert words in found.reason
+
+
+def test_single_repeats_win_by_more_than_two_percent_and_say_that_noise_is_unknown():
+    found = choose({0: repeats(1.0), 1: repeats(1.1)}, {}, device_memory=None)
+    assert (found.winner, "noise is not known" in found.reason) == (1, True)
+    assert choose({0: repeats(1.0), 1: repeats(1.01)}, {}, device_memory=None).winner == 0
+
+
+def test_base_that_fails_leaves_the_best_of_the_rest():
+    failed = repeats(None, None, outcome="oom")
+    found = choose({0: failed, 1: repeats(1.5, 1.5)}, {}, device_memory=None)
+    assert found.winner == 1
+    assert "trial 0 is out" in found.reason
+    assert choose({0: failed}, {}, device_memory=None).winner is None
+
+
+def test_base_above_the_memory_limit_is_compared_with_but_cannot_win():
+    above = repeats(1.0, 1.0, outcome="infeasible")
+    found = choose({0: above, 1: repeats(0.8, 0.8)}, {}, device_memory=None)
+    assert found.winner == 1
+    assert "0.80 x the base config's value" in found.reason
+
+
+def test_base_and_leaders_take_turns():
+    assert Plan((4, 2), repeats=2, steps=None).order() == [
+        (0, 1), (4, 1), (2, 1), (0, 2), (4, 2), (2, 2),
+    ]  # fmt: skip
+    # The band of convergence takes three seeds of the base.
+    assert Plan((4,), repeats=1, steps=200).order() == [(0, 1), (4, 1), (0, 2), (0, 3)]
+
+
+def test_a_fifth_of_the_configs_is_confirmed():
+    assert [num_leaders(n) for n in (1, 5, 8, 15, 100)] == [1, 1, 2, 3, 3]
+
+
+# Time left, and what is learnt
+
+
+def test_time_left_follows_the_median_and_the_length_of_what_is_to_come():
+    left = TimeLeft()
+    assert left.seconds() is None
+    left.plan("search", 3)
+    left.plan("confirm", 2, longer_by=4.0)
+    for wall_s in (10.0, 12.0, 100.0):
+        left.done("search", wall_s)
+    assert left.seconds() == 3 * 12 + 2 * 4 * 12
+    assert left.seconds(elapsed_s=5.0) == 3 * 12 + 2 * 4 * 12 - 5
+    assert left.seconds(phase="confirm") == 96
+    left.done("confirm", 48.0)
+    left.plan("search", 0)
+    assert left.seconds() == 96
+
+
+def test_healthy_ranges_are_learnt_from_measured_steps_only(tmp_path):
+    plan = TrialPlan(number=1, warmup_steps=1, measure_steps=4, deadline_s=9.0)
+    write_yaml(tmp_path / "knobs.yaml", KnobsFile(knobs={}, trial=plan))
+    write_json(tmp_path / "result.json", result(step_time_s=[0.2, 0.2, 0.3, 0.1]))
+    (tmp_path / "signals.csv").write_text(
+        "step,phase,grad_norm,loss_scale,step_time_s,data_time_s\n"
+        "1,compile,99,65536,9.0,8.0\n2,train,1,1024,0.2,0.02\n3,train,2,1024,0.2,0.02\n"
+        "4,train,inf,512,0.3,0.03\n5,train,4,512,0.1,0.01\n"
+    )
+    learned = learn([tmp_path], peak_memory_bytes=5)
+    assert learned.step_time_s == 0.2
+    assert learned.data_share == pytest.approx(0.1)
+    assert (learned.loss_scale_min, learned.loss_scale_max) == (512.0, 1024.0)
+    assert (learned.grad_norm.median, learned.grad_norm.mad) == (2.0, 1.0)
+    assert learned.grad_norm.samples == 3
+    assert learned.peak_memory_bytes == 5
+
+
+def test_without_a_table_the_norms_of_the_result_are_learnt(tmp_path):
+    write_json(tmp_path / "result.json", result(grad_norm=[1.0, 3.0, 5.0, "nan"]))
+    learned = learn([tmp_path], peak_memory_bytes=None)
+    assert (learned.grad_norm.median, learned.grad_norm.samples) == (3.0, 3)
+    assert learned.data_share is None

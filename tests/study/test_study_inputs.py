@@ -1,0 +1,285 @@
+"""What a study is made of: base config, overrides, storages, and refusals before anything runs."""
+
+import sqlite3
+
+import pytest
+import yaml
+
+from mindtune.controller.contract import KnobsFile, TrialPlan, read_document
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.config_tree import get_key, set_key
+from mindtune.controller.trials.storage import open_storage, storage_address
+from mindtune.controller.trials.study_folder import StudyFolder, relocated, relocated_command
+from mindtune.controller.trials.study_runner import run_study
+from mindtune.controller.trials.study_setup import load_study, read_candidates
+from mindtune.controller.trials.trial_config import num_ranks
+from mindtune.policies.errors import PolicyError
+
+PLAN = TrialPlan(number=3, warmup_steps=2, measure_steps=8, deadline_s=20.0)
+
+
+# The base config and the overrides
+
+
+def test_trial_finds_its_config_with_the_overrides_and_nothing_else(tiny):
+    setup = load_study(tiny.write(base={"other": {"kept": [1, None]}}))
+    own = (tiny.folder / "base.yaml").read_bytes()
+    folder = tiny.folder / "trial"
+    knobs = setup.knobs({"micro_batch_size": 4, "recompute": "none"})
+    path = setup.config.write(folder, knobs, PLAN)
+    written = yaml.safe_load(path.read_text())
+    base = yaml.safe_load(own)
+    assert written["training"] == {"micro_batch_size": 4, "recompute": False}
+    assert {**written, "training": None} == {**base, "training": None}
+    document = read_document(KnobsFile, folder / "knobs.yaml")
+    assert document.knobs == {"micro_batch_size": 4, "recompute": "none", "micro_batch_num": 4}
+    assert document.trial == PLAN
+    assert (tiny.folder / "base.yaml").read_bytes() == own
+
+
+def test_base_knobs_are_read_back_through_the_overrides(tiny):
+    setup = load_study(tiny.write())
+    assert setup.base == {"micro_batch_size": 1, "recompute": "full"}
+
+
+def test_null_in_the_base_config_leaves_the_knob_to_the_program(tiny):
+    base = {"training": {"micro_batch_size": None, "recompute": True}}
+    assert load_study(tiny.write(base=base)).base == {"recompute": "full"}
+
+
+def test_environment_knobs_reach_the_environment(tiny, monkeypatch):
+    monkeypatch.setenv("TINY_THREADS", "7")
+    space = {"micro_batch_size": [1, 2], "env.TINY_THREADS": ["1", "2"]}
+    setup = load_study(tiny.write(space=space))
+    assert setup.base["env.TINY_THREADS"] == "7"
+    assert setup.config.environment({"env.TINY_THREADS": "2"}) == {"TINY_THREADS": "2"}
+
+
+def test_derived_and_created_keys(tiny):
+    overrides = {
+        "training.micro_batch_size": "micro_batch_size",
+        "training.steps.accumulate": {"knob": "micro_batch_num", "create": True},
+        "training.batch": {"knob": "global_batch_size", "create": True},
+    }
+    setup = load_study(tiny.write(overrides=overrides, space={"micro_batch_size": [1, 4]}))
+    changes = setup.config.overrides(setup.knobs({"micro_batch_size": 4}))
+    assert changes == {
+        "training.micro_batch_size": 4,
+        "training.steps.accumulate": 4,
+        "training.batch": 16,
+    }
+    assert setup.config.merged(changes)["training"]["steps"] == {"accumulate": 4}
+
+
+def test_key_that_the_base_config_lacks_is_refused_with_near_misses(tiny):
+    study = tiny.write(overrides={"training.micro_batch": "micro_batch_size"})
+    with pytest.raises(ConfigError, match=r"did you mean training\.micro_batch_size"):
+        load_study(study)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"base": {"training": {"micro_batch_size": "many", "recompute": True}}},
+         r"micro_batch_size must be a whole number of at least 1, but got 'many'"),
+        ({"base": {"training": {"micro_batch_size": 1, "recompute": "maybe"}}},
+         r"must stand for a value of recompute \(none: False, full: True\), but got 'maybe'"),
+        ({"space": {"recompute": ["none", "interval:2"]}},
+         r"must spell every value of recompute, but interval:2 is not among none, full"),
+        ({"overrides": {"training.micro_batch_size": "micro_batch_size",
+                        "training.recompute": "micro_batch_size"}},
+         r"micro_batch_size must be a whole number"),
+        ({"trial": {"command": ["python", "gone.py"]}}, r"gone.py"),
+        ({"trial": {"base_config": "gone.yaml"}}, r"gone.yaml must exist"),
+        ({"trial": {"load_checkpoint": "gone.ckpt"}}, r"load_checkpoint must exist"),
+        ({"trial": {"launcher": "slurm"}}, r"launcher must be none or msrun"),
+        ({"space": {"candidates": "gone.csv"}}, r"gone.csv must be a readable CSV"),
+        ({"study": {"trails": 3}}, r"unknown key 'trails' at study; allowed: name, trials"),
+        ({"trial": {"deadline": "10 parsecs"}}, r"must be a duration"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_refused_with_nothing_written(tiny, sections, message):
+    tiny.write(**sections)
+    with pytest.raises(ConfigError, match=message):
+        run_study(tiny.study_file, tiny.out)
+    assert not tiny.out.exists()
+
+
+def test_wrong_policy_settings_are_refused_before_the_first_trial(tiny):
+    tiny.write(policies={"gradient_nrom": {"enabled": True}})
+    with pytest.raises(PolicyError, match="gradient_nrom"):
+        run_study(tiny.study_file, tiny.out)
+    assert not tiny.out.exists()
+
+
+def test_keys_may_be_numbers_and_list_indices():
+    tree = {"layers": [{"size": 1}, {"size": 2}], 3: "three"}
+    set_key(tree, "layers.1.size", 5, source="x")
+    set_key(tree, "3", "drei", source="x")
+    assert tree == {"layers": [{"size": 1}, {"size": 5}], 3: "drei"}
+    assert get_key(tree, "layers.0", source="x") == {"size": 1}
+    with pytest.raises(ConfigError, match="must exist in x, but '2' does not"):
+        get_key(tree, "layers.2.size", source="x")
+
+
+def test_number_of_ranks_is_the_product_of_the_degrees():
+    assert num_ranks({"data_parallel": 2, "model_parallel": 4, "expert_parallel": 2}) == 8
+    assert num_ranks({}) == 1
+
+
+def test_candidates_come_from_csv_and_yaml(tmp_path):
+    table = tmp_path / "layouts.csv"
+    table.write_text("micro_batch_size,recompute\n1,full\n4,none\n")
+    assert read_candidates(table) == [
+        {"micro_batch_size": "1", "recompute": "full"},
+        {"micro_batch_size": "4", "recompute": "none"},
+    ]
+    table.write_text("micro_batch_size,recompute\n1\n")
+    with pytest.raises(ConfigError, match="line 2 must have as many cells"):
+        read_candidates(table)
+    listed = tmp_path / "layouts.yaml"
+    listed.write_text("- {micro_batch_size: 1}\n- {micro_batch_size: 2}\n")
+    assert read_candidates(listed) == [{"micro_batch_size": 1}, {"micro_batch_size": 2}]
+    listed.write_text("micro_batch_size: 1\n")
+    with pytest.raises(ConfigError, match="must hold a list of configs"):
+        read_candidates(listed)
+
+
+def test_paths_are_moved_with_the_file_that_names_them(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "train.py").touch()
+    old, new = tmp_path / "a", tmp_path / "b" / "c"
+    assert relocated("base.yaml", old=old, new=new) == "../../a/base.yaml"
+    assert relocated("/x/base.yaml", old=old, new=new) == "/x/base.yaml"
+    command = ["python", "train.py", "--config", "{config}"]
+    assert relocated_command(command, old=old, new=new)[1] == "../../a/train.py"
+    assert relocated_command(command, old=old, new=new)[2:] == ["--config", "{config}"]
+
+
+# The storage and the folder
+
+
+def break_header(path):
+    path.write_bytes(b"this is no database, whatever its name says" * 100)
+
+
+def break_pages(path):
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE studies (name TEXT)")
+        connection.executemany("INSERT INTO studies VALUES (?)", [("x" * 900,)] * 40)
+    connection.close()
+    content = bytearray(path.read_bytes())
+    content[4096 + 8 : 4096 + 2000] = b"\xa5" * 1992
+    path.write_bytes(content)
+
+
+def other_tables(path):
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE recipes (name TEXT)")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (break_header, "must be SQLite, but it is something else; restore it, or move it away"),
+        (break_pages, "must be intact"),
+        (other_tables, "must hold studies, but it holds recipes"),
+    ],
+)
+def test_spoilt_database_is_refused_and_left_alone(tiny, spoil, message):
+    tiny.write()
+    tiny.out.mkdir()
+    spoil(tiny.out / "study.db")
+    before = (tiny.out / "study.db").read_bytes()
+    with pytest.raises(ConfigError, match=message):
+        run_study(tiny.study_file, tiny.out)
+    assert (tiny.out / "study.db").read_bytes() == before
+    left = {path.name for path in tiny.out.iterdir()}
+    assert left == {"study.db", ".lock"}
+    assert tiny.log() == []
+
+
+def test_locked_database_is_refused(tiny, monkeypatch):
+    monkeypatch.setattr("mindtune.controller.trials.storage._LOCK_WAIT_S", 0.1)
+    tiny.out.mkdir()
+    path = tiny.out / "study.db"
+    open_storage(storage_address(None, tiny.out))
+    holder = sqlite3.connect(path)
+    try:
+        holder.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(ConfigError, match="database is locked; end the process that holds"):
+            open_storage(storage_address(None, tiny.out))
+    finally:
+        holder.close()
+
+
+def test_file_in_place_of_the_folder_is_refused(tiny):
+    tiny.write()
+    tiny.out.write_text("in the way")
+    with pytest.raises(ConfigError, match=r"must be a writable folder, but: .*; give another"):
+        run_study(tiny.study_file, tiny.out)
+    assert tiny.out.read_text() == "in the way"
+    with pytest.raises(ConfigError, match="must be a writable folder"):
+        run_study(tiny.study_file, tiny.out / "below" / "it")
+
+
+def test_file_in_place_of_the_trials_is_refused_and_left_alone(tiny):
+    tiny.write()
+    tiny.out.mkdir()
+    (tiny.out / "trials").write_text("in the way")
+    with pytest.raises(ConfigError, match="must be a writable folder"):
+        run_study(tiny.study_file, tiny.out)
+    assert {path.name for path in tiny.out.iterdir()} == {"trials"}
+
+
+def test_password_of_a_storage_is_never_shown(tiny, monkeypatch):
+    url = "sqlite:////nowhere/at/all/study.db?key=hunter2"
+    address = storage_address(url, tiny.out)
+    assert "hunter2" not in address.shown
+    assert "hunter2" not in repr(address)
+    monkeypatch.setenv("STUDY_URL", "postgresql://user:hunter2@localhost:1/study")
+    address = storage_address("env:STUDY_URL", tiny.out)
+    assert address.shown == "env:STUDY_URL"
+    tiny.write(study={"storage": "env:STUDY_URL"})
+    with pytest.raises(ConfigError) as refusal:
+        run_study(tiny.study_file, tiny.out)
+    assert "hunter2" not in str(refusal.value)
+    assert "env:STUDY_URL" in str(refusal.value)
+    assert not tiny.out.exists()
+    direct = storage_address("postgresql://user:hunter2@localhost:1/study", tiny.out)
+    assert direct.shown == "postgresql://user:***@localhost:1/study"
+
+
+def test_storage_settings_that_name_nothing_are_refused(tiny, monkeypatch):
+    monkeypatch.delenv("NO_SUCH_URL", raising=False)
+    with pytest.raises(ConfigError, match="environment variable NO_SUCH_URL"):
+        storage_address("env:NO_SUCH_URL", tiny.out)
+    with pytest.raises(ConfigError, match="must be null, a database URL"):
+        storage_address("my database", tiny.out)
+
+
+def test_folder_of_a_study_is_held_by_one_process(tmp_path):
+    folder = StudyFolder(tmp_path / "study")
+    folder.check_writable()
+    one_process = pytest.raises(ConfigError, match="must be searched by one process at a time")
+    with folder.locked(), one_process, folder.locked():
+        pass
+    with folder.locked():
+        pass
+
+
+def test_failed_preparation_removes_only_what_it_added(tmp_path):
+    folder = StudyFolder(tmp_path / "study")
+    folder.root.mkdir()
+    (folder.root / "notes.txt").write_text("mine")
+
+    def prepare():
+        with folder.undone_on_failure(folder.topmost_missing()):
+            folder.summary.write_text("{}")
+            (folder.root / "trials").mkdir()
+            raise ConfigError("on purpose")
+
+    with pytest.raises(ConfigError, match="on purpose"):
+        prepare()
+    assert [path.name for path in folder.root.iterdir()] == ["notes.txt"]

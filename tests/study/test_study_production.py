@@ -1,0 +1,227 @@
+"""From a study to a production run: export, merge, run, and how it ended."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mindtune.controller.contract import BestConfig, RunResult, read_document
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.export import export
+from mindtune.controller.trials.production import read_best_config, run_best_config
+from mindtune.controller.trials.study_runner import run_study
+
+RUN = """
+import sys
+from pathlib import Path
+from mindtune.controller.trials.production import run_best_config
+sys.exit(run_best_config(Path(sys.argv[1]), Path(sys.argv[2])))
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, make_tiny):
+    """A finished study of two configs, once for all tests of this file."""
+    study = make_tiny(tmp_path_factory.mktemp("finished"))
+    study.write(
+        space={"micro_batch_size": [1, 4], "recompute": "full"},
+        trial={"repeats": 1},
+        policies={"gradient_norm": {"mode": "observe"}},
+    )
+    run_study(study.study_file, study.out)
+    return study
+
+
+@pytest.fixture
+def project(finished, make_tiny, tmp_path):
+    """A copy of the finished study, free to be changed."""
+    copy = make_tiny(tmp_path)
+    shutil.copytree(finished.folder, copy.folder, dirs_exist_ok=True)
+    return copy
+
+
+def set_ending(project, ending):
+    path = project.folder / "base.yaml"
+    base = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**base, "ending": ending}))
+
+
+def test_best_config_carries_what_a_run_needs(project):
+    best = read_document(BestConfig, project.out / "best_config.yaml")
+    assert best.command == ["python", "../tiny_trial.py", "--config", "{config}"]
+    assert best.base_config == "../base.yaml"
+    assert best.overrides == {"training.micro_batch_size": 4, "training.recompute": True}
+    assert best.knobs == {"micro_batch_size": 4, "recompute": "full", "micro_batch_num": 4}
+    assert best.policies["gradient_norm"].mode == "observe"
+    assert best.learned.step_time_s == pytest.approx(0.007)
+    assert best.learned.data_share == pytest.approx(0.1)
+    assert best.learned.peak_memory_bytes == 200_000_000
+    assert best.learned.grad_norm.samples == 8
+    assert best.provenance.study == "tiny"
+    assert best.provenance.trial == 1
+    assert best.provenance.value == pytest.approx(13 / 7)
+    assert best.provenance.baseline_value == pytest.approx(1.0)
+    assert "mindtune" in best.provenance.versions
+    assert best.provenance.created.endswith("+00:00")
+
+
+def test_any_finished_trial_can_be_exported_anywhere(project, tmp_path):
+    out = tmp_path / "elsewhere" / "deep" / "base_as_it_was.yaml"
+    export(project.out, out=out, trial=0)
+    best = read_document(BestConfig, out)
+    assert best.overrides["training.micro_batch_size"] == 1
+    assert best.base_config == "../../project/base.yaml"
+    assert read_best_config(out).config["training"] == {
+        "micro_batch_size": 1, "recompute": True,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="trial must be one of 0, 1, but got 7"):
+        export(project.out, out=out, trial=7)
+    with pytest.raises(ConfigError, match="must be the folder of a study"):
+        export(tmp_path, out=out)
+
+
+def test_base_config_that_has_changed_since_is_not_used(project):
+    set_ending(project, "stopped")
+    out = project.folder / "best.yaml"
+    export(project.out, out=out)
+    assert read_document(BestConfig, out).base_config == "out/base_config.yaml"
+    assert "ending" not in read_best_config(out).config
+
+
+def test_export_refuses_a_batch_that_does_not_add_up(project):
+    path = project.out / "study.yaml"
+    study = yaml.safe_load(path.read_text())
+    study["training"]["global_batch_size"] = 32
+    path.write_text(yaml.safe_dump(study))
+    out = project.folder / "best.yaml"
+    with pytest.raises(ConfigError, match="must be global_batch_size = 32, but it is 16"):
+        export(project.out, out=out)
+    assert not out.exists()
+
+
+def test_export_imports_nothing_heavy(project):
+    script = (
+        "import sys\nfrom pathlib import Path\n"
+        "from mindtune.controller.trials.export import export\n"
+        f"export(Path({str(project.out)!r}), out=Path({str(project.folder / 'b.yaml')!r}))\n"
+        "heavy = [m for m in ('mindspore', 'pandas', 'scipy', 'optuna') if m in sys.modules]\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_run_gets_the_merged_config_and_its_environment(project):
+    best, out = project.out / "best_config.yaml", project.folder / "run"
+    assert run_best_config(best, out, "observe") == 0
+    seen = json.loads((out / "seen.json").read_text())
+    assert seen["training"] == {"micro_batch_size": 4, "recompute": True}
+    assert seen["mode"] == "observe"
+    assert seen["best_config"] == str(best.resolve())
+    assert seen["knobs"]["trial"] is None
+    assert seen["knobs"]["knobs"]["micro_batch_num"] == 4
+    base = yaml.safe_load((project.folder / "base.yaml").read_text())
+    written = yaml.safe_load((out / "config.yaml").read_text())
+    assert {**written, "training": None} == {**base, "training": None}
+    assert read_document(RunResult, out / "result.json").steps == 2
+    with pytest.raises(ConfigError, match="has finished; give another folder"):
+        run_best_config(best, out)
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "outcome", "message"),
+    [
+        ("stopped", 1, "stopped", "as the test asked"),
+        ("crash", 3, "crash", "production is down"),
+        ("oom", 3, "oom", "as the test asked"),
+        ("silent", 0, "ok", "left no result of its own"),
+    ],
+)
+def test_exit_code_tells_how_the_run_ended(project, ending, code, outcome, message):
+    set_ending(project, ending)
+    out = project.folder / "run"
+    assert run_best_config(project.out / "best_config.yaml", out) == code
+    result = read_document(RunResult, out / "result.json")
+    assert result.outcome == outcome
+    assert message in result.message
+    assert result.steps == 2
+
+
+def test_unfinished_run_goes_on_in_its_folder_and_another_does_not(project):
+    set_ending(project, "crash")
+    best, out = project.out / "best_config.yaml", project.folder / "run"
+    assert run_best_config(best, out) == 3
+    assert run_best_config(best, out) == 3
+    assert (out / "result.segment_1.json").exists()
+    export(project.out, out=project.folder / "other.yaml", trial=0)
+    with pytest.raises(ConfigError, match="of a run with another config"):
+        run_best_config(project.folder / "other.yaml", out)
+    with pytest.raises(ConfigError, match="it holds other files"):
+        run_best_config(best, project.out)
+    (project.folder / "file").touch()
+    with pytest.raises(ConfigError, match="must be a writable folder"):
+        run_best_config(best, project.folder / "file" / "run")
+
+
+def test_ctrl_c_ends_the_whole_run(project):
+    set_ending(project, "wait")
+    best, out = project.out / "best_config.yaml", project.folder / "run"
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(best), str(out)], stderr=subprocess.DEVNULL
+    )
+    end = time.monotonic() + 30
+    while not (out / "waiting").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    run.send_signal(signal.SIGINT)
+    assert run.wait(timeout=20) != 0
+    mark = str(out).encode()
+    processes = [path for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    left = [path for path in processes if mark in environment_of(path)]
+    assert left == []
+    assert read_document(RunResult, out / "result.json").outcome == "interrupted"
+
+
+def environment_of(process):
+    try:
+        return (process / "environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_mindformers_file_is_its_own_merged_config(project):
+    best = yaml.safe_load((project.out / "best_config.yaml").read_text())
+    merged = read_best_config(project.out / "best_config.yaml").config
+    best["command"][1] = "tiny_trial.py"
+    path = project.folder / "mindformers.yaml"
+    path.write_text(yaml.safe_dump({**merged, "mindtune": {**best, "base_config": None}}))
+    plan = read_best_config(path)
+    assert plan.config == merged
+    assert plan.best.knobs == best["knobs"]
+    assert run_best_config(path, project.folder / "run") == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"commnd": []}, "unknown key 'commnd'"),
+        ({"base_config": "gone.yaml"}, "gone.yaml must exist"),
+        ({"command": ["python", "gone.py"]}, "gone.py"),
+        ({"schema": 9}, "schema"),
+    ],
+)
+def test_wrong_best_config_is_refused_with_nothing_written(project, change, message):
+    best = yaml.safe_load((project.out / "best_config.yaml").read_text())
+    path = project.out / "wrong.yaml"
+    path.write_text(yaml.safe_dump({**best, **change}))
+    with pytest.raises(ConfigError, match=message):
+        run_best_config(path, project.folder / "run")
+    assert not (project.folder / "run").exists()

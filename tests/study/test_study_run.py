@@ -1,0 +1,241 @@
+"""Whole studies of a tiny program, each trial a real process tree under the supervisor."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.export import export
+from mindtune.controller.trials.progress import StudyEnded, StudyNote, StudyStarted, TrialEnded
+from mindtune.controller.trials.study_folder import StudyFolder
+from mindtune.controller.trials.study_runner import NothingFeasibleError, run_study
+from mindtune.controller.trials.summary import read_summary
+
+DRIVER = """
+import sys
+from pathlib import Path
+from mindtune.controller.trials.study_runner import run_study
+run_study(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def config_of(trial):
+    return f"{trial.knobs['micro_batch_size']}-{trial.knobs['recompute']}"
+
+
+def wait_for(condition, seconds):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+    return found
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_study_with_every_kind_of_failure_finds_the_best_config(tiny):
+    tiny.write(
+        space={"micro_batch_size": [1, 2, 3, 4, 8], "recompute": ["none", "full"]},
+        trial={"startup_deadline": "4s", "repeats": 1},
+        behaviour={
+            "8-none": "oom", "2-full": "crash", "4-full": "garbage", "2-none": "hang",
+            "8-full": "ignore",
+        },
+    )  # fmt: skip
+    events = []
+    result = run_study(tiny.study_file, tiny.out, on_event=events.append)
+    summary = result.summary
+    by_config = {config_of(trial): trial for trial in summary.trials}
+    assert result.exit_code == 0
+    assert {name: trial.outcome for name, trial in by_config.items()} == {
+        "1-full": "ok", "1-none": "ok", "4-none": "ok", "8-none": "oom", "2-full": "crash",
+        "4-full": "crash", "2-none": "timeout", "8-full": "bad_config",
+    }  # fmt: skip
+    assert "flux capacitor" in by_config["2-full"].message
+    assert "recompute" in by_config["8-full"].message
+    # A hung trial costs at most its deadline.
+    hung = tiny.record(by_config["2-none"].number)
+    assert 4.0 <= hung["wall_s"] < 6.0
+    # Trial 0 is the base config, the winner is the fastest, and its value is known exactly.
+    assert config_of(summary.trial(0)) == "1-full"
+    winner = summary.trial(summary.winner)
+    assert config_of(winner) == "4-none"
+    assert winner.value == pytest.approx(13 / 4)
+    assert winner.confirmed
+    assert winner.measurements[0].mfu is None
+    assert summary.objective == "relative"
+    assert summary.complete
+    # What the rules reject is told and never started.
+    assert (summary.total, summary.feasible) == (10, 8)
+    rejected = {rule.rule: rule.count for rule in summary.rejected if rule.count}
+    assert rejected == {"micro_batch_identity": 2}
+    assert "3" not in {line[2] for line in tiny.log()}
+    assert sorted(line[0] for line in tiny.log() if line[1] == "0") == list("01234567")
+    # The listener hears all of it, the end last.
+    assert isinstance(events[0], StudyStarted)
+    assert events[0].rejected[0].rule == "micro_batch_identity"
+    ended = [event for event in events if isinstance(event, TrialEnded)]
+    assert {event.outcome for event in ended} == {"ok", "oom", "crash", "timeout", "bad_config"}
+    assert all(event.message for event in ended if event.outcome != "ok")
+    assert all(event.time_left_s is not None for event in ended)
+    assert isinstance(events[-1], StudyEnded)
+
+
+def test_killed_search_goes_on_and_repeats_nothing_that_finished(tiny, monkeypatch):
+    tiny.write(trial={"repeats": 1}, study={"trials": 4})
+    environment = {**os.environ, "TINY_SLEEP": "0.15"}
+    search = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tiny.study_file), str(tiny.out)],
+        env=environment,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        wait_for(lambda: len(tiny.log()) >= 3, 60)
+        with pytest.raises(ConfigError, match=f"process {search.pid} holds it"):
+            run_study(tiny.study_file, tiny.out)
+    finally:
+        search.send_signal(signal.SIGKILL)
+        search.wait()
+    interrupted = int(tiny.log()[2][-1])
+    assert is_alive(interrupted)
+    wait_for(lambda: not is_alive(interrupted), 5)
+    finished = {line[0] for line in tiny.log("end")}
+    assert len(finished) == 2
+    monkeypatch.setenv("TINY_SLEEP", "0.0")
+    events = []
+    result = run_study(tiny.study_file, tiny.out, on_event=events.append)
+    assert events[0].finished == 2
+    assert any("trial 2 was interrupted" in e.message for e in events if isinstance(e, StudyNote))
+    starts = [line[0] for line in tiny.log() if line[1] == "0"]
+    assert starts == ["0", "1", "2", "2", "3"]
+    assert (tiny.out / "trials" / "0002" / "repeat_0.unfinished_1" / "signals.csv").exists()
+    assert config_of(result.summary.trial(result.summary.winner)) == "4-none"
+    # A study that is complete starts nothing, and says the same.
+    before = tiny.log_file.read_text()
+    again = run_study(tiny.study_file, tiny.out)
+    assert tiny.log_file.read_text() == before
+    assert again.summary == result.summary
+    # What was measured may not change under it.
+    tiny.write(trial={"repeats": 1, "measure_steps": 9}, study={"trials": 4})
+    with pytest.raises(ConfigError, match=r"changed: trial.warmup_steps and measure_steps"):
+        run_study(tiny.study_file, tiny.out)
+    # More trials are no change: the study goes on.
+    tiny.write(trial={"repeats": 1}, study={"trials": 5})
+    assert len(run_study(tiny.study_file, tiny.out).summary.trials) == 5
+
+
+def test_hopeless_trial_is_stopped_early_and_never_wins(tiny):
+    tiny.write(
+        space={"micro_batch_size": [2, 4], "recompute": "none"},
+        trial={"measure_steps": 40, "repeats": 1},
+        base={"speed": {"4-none": 0.1, "2-none": 0.2}, "sleep": {"2-none": 0.1},
+              "training": {"micro_batch_size": 4, "recompute": False}},
+    )  # fmt: skip
+    summary = run_study(tiny.study_file, tiny.out).summary
+    assert summary.trial(1).outcome == "pruned"
+    assert "at best 50% of the best value" in summary.trial(1).message
+    assert tiny.record(1)["wall_s"] < 3.0  # 42 steps of 0.1 s would take 4.2 s
+    assert summary.trial(1).value == pytest.approx(0.5)
+    assert summary.winner == 0
+    assert "no config is better than the base config" in summary.reason
+
+
+def test_tie_goes_to_more_memory_to_spare_and_the_limit_is_hard(tiny):
+    tiny.write(
+        space={"micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "full"]},
+        trial={"repeats": 1},
+        cluster={"device_memory": 400_000_000},
+        constraints={"memory_utilization": 0.9},
+        base={"speed": {"4-none": 0.005, "4-full": 0.00505, "8-full": 0.006}},
+    )
+    summary = run_study(tiny.study_file, tiny.out).summary
+    trials = {config_of(trial): trial for trial in summary.trials}
+    # The fastest needs 500 MB, more than the 360 MB that a config may use.
+    assert trials["8-none"].value == pytest.approx(13 / 3)
+    assert trials["8-none"].outcome == "infeasible"
+    assert "peak memory 476.8 MB is above the limit of 343.3 MB" in trials["8-none"].message
+    with pytest.raises(ConfigError, match="must have ended ok to be exported"):
+        export(tiny.out, out=tiny.folder / "x.yaml", trial=trials["8-none"].number)
+    assert not (tiny.folder / "x.yaml").exists()
+    # Within 2 % of each other: the second needs 200 MB instead of 300 MB.
+    leaders = [config_of(summary.trial(number)) for number in summary.leaders]
+    assert leaders == ["4-none", "4-full"]
+    assert config_of(summary.trial(summary.winner)) == "4-full"
+    assert f"ties with trial {trials['4-none'].number}" in summary.reason
+
+
+def test_nothing_better_than_the_base_means_that_the_base_wins(tiny):
+    tiny.write(
+        space={"micro_batch_size": [1, 4], "recompute": "full"},
+        base={"speed": {"1-full": 0.01, "4-full": 0.0099}},
+    )
+    result = run_study(tiny.study_file, tiny.out)
+    assert result.summary.winner == 0
+    assert result.summary.reason == "no config is better than the base config beyond noise"
+    best = yaml.safe_load(result.best_config.read_text())
+    assert best["overrides"] == {"training.micro_batch_size": 1, "training.recompute": True}
+
+
+def test_leader_that_learns_worse_than_the_base_is_out(tiny):
+    tiny.write(
+        space={"micro_batch_size": [1, 4], "recompute": ["none"]},
+        base={"training": {"micro_batch_size": 1, "recompute": False}},
+        trial={"confirm_steps": 20, "repeats": 1},
+        behaviour={"4-none": "diverge"},
+    )
+    summary = run_study(tiny.study_file, tiny.out).summary
+    leader = summary.trial(summary.leaders[0])
+    assert config_of(leader) == "4-none"
+    assert leader.converges is False
+    assert "above the baseline's" in leader.convergence
+    assert summary.winner == 0
+    assert "does not converge as the base does" in summary.reason
+    # The band takes three seeds of the base, each of 20 steps.
+    base = [line for line in tiny.log() if line[0] == "0" and line[1] != "0"]
+    assert [line[4] for line in base] == ["1", "2", "3"]
+    rows = (tiny.out / "trials" / "0000" / "repeat_3" / "signals.csv").read_text().splitlines()
+    assert len(rows) == 1 + 20
+
+
+def test_nothing_that_can_run_is_said_before_anything_is_written(tiny):
+    tiny.write(
+        space={"micro_batch_size": [3, 5], "recompute": "none"},
+        base={"training": {"micro_batch_size": 3, "recompute": False}},
+    )
+    with pytest.raises(NothingFeasibleError, match="micro_batch_identity rejects 2"):
+        run_study(tiny.study_file, tiny.out)
+    assert not tiny.out.exists()
+
+
+def test_study_in_which_everything_fails_has_no_winner(tiny):
+    tiny.write(
+        space={"micro_batch_size": [1, 4], "recompute": "full"},
+        behaviour={"1-full": "crash", "4-full": "garbage"},
+    )
+    result = run_study(tiny.study_file, tiny.out)
+    assert (result.exit_code, result.best_config, result.summary.winner) == (3, None, None)
+    assert result.summary.complete
+    with pytest.raises(ConfigError, match="must hold a config that ended ok"):
+        export(tiny.out, out=tiny.folder / "best.yaml")
+
+
+def test_lost_trial_folders_are_noticed(tiny):
+    tiny.write(trial={"repeats": 1}, study={"trials": 1})
+    run_study(tiny.study_file, tiny.out)
+    (tiny.out / "trials" / "0000").rename(tiny.folder / "elsewhere")
+    with pytest.raises(ConfigError, match="the storage knows trials 0 of this study"):
+        run_study(tiny.study_file, tiny.out)
+    assert json.loads((tiny.out / "summary.json").read_text())["complete"]
+    assert read_summary(StudyFolder(tiny.out)).winner == 0
