@@ -196,6 +196,8 @@ class FaultsConfig(ContractModel):
 
     learning_rate_factor: float = Field(1.0, gt=0)
     """Multiplies the learning rate, as a typing error would."""
+    loss_scale_start: float | None = Field(None, gt=0)
+    """Scale that `loss_scale: dynamic` starts with; null: 2^16."""
     poison: PoisonConfig = PoisonConfig()
     slow_data: SlowDataConfig = SlowDataConfig()
     hang: HangConfig = HangConfig()
@@ -309,6 +311,12 @@ def _broken_rules(config: GptConfig) -> Iterator[str]:
         yield (
             "training.warmup must be 0 with lr_schedule: float, which is constant, but got "
             f"{training.warmup}; use lr_schedule: cosine or table."
+        )
+    start = config.faults.loss_scale_start
+    if start is not None and training.loss_scale != "dynamic":
+        yield (
+            "faults.loss_scale_start needs training.loss_scale: dynamic, whose start it is, but "
+            f"got {training.loss_scale}; give a fixed scale as training.loss_scale itself."
         )
     if any(step < 1 for step in config.faults.poison.steps):
         yield (

@@ -84,7 +84,7 @@ def build_training(config: GptConfig, *, seed: int, num_steps: int) -> Training:
         network,
         optimizer,
         num_microbatches=config.micro_batch_num,
-        loss_scale=_loss_scale(training.loss_scale),
+        loss_scale=_loss_scale(training.loss_scale, config.faults.loss_scale_start),
         clip_norm=training.clip_norm,
         compression=training.gradient_compression,
         layout=ranks.layout,
@@ -98,7 +98,9 @@ def build_training(config: GptConfig, *, seed: int, num_steps: int) -> Training:
     return Training(config, seed, num_steps, ranks, network, step, dataset)
 
 
-def _loss_scale(value: float | str) -> float | LossScale | None:
+def _loss_scale(value: float | str, start: float | None) -> float | LossScale | None:
     if value == "none":
         return None
-    return LossScale() if value == "dynamic" else float(value)
+    if value != "dynamic":
+        return float(value)
+    return LossScale() if start is None else LossScale(initial=start)

@@ -8,6 +8,7 @@ import json
 import sys
 from pathlib import Path
 
+import mindspore as ms
 import numpy as np
 
 from mindtune.controller.live.layout import is_tp_sharded
@@ -43,6 +44,7 @@ def train(tree: dict, steps: int) -> dict:
             backbone=training.network.backbone,
             dataset=training.dataset,
         ),
+        "mode": "graph" if ms.get_context("mode") == ms.GRAPH_MODE else "pynative",
         "rank": training.ranks.layout.rank,
     }
 
