@@ -18,6 +18,7 @@ _LINE = "#1f5fa8"
 _GRANTED = "#c2410c"
 _OTHER = "#9ca3af"
 _BEST = "#15803d"
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 # Text stays text (searchable, small); ids are hashed with a fixed salt, so equal data give equal
 # files.
 _STYLE: dict[Any, Any] = {
@@ -150,6 +151,6 @@ def _finite(value: float | None) -> float:
 
 def _svg(figure: Figure) -> str:
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    figure.savefig(buffer, format="svg", metadata=_NO_METADATA)
     text = buffer.getvalue()
     return text[text.index("<svg") :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ def resolve_command(command: Sequence[str], *, config: Path, base_dir: Path) -> 
         base_dir: folder of the file that holds the command.
 
     Raises:
-        ConfigError: a Python script that the command names does not exist.
+        ConfigError: the program, or a Python script that the command names, does not exist.
     """
     resolved = []
     for word in command:
@@ -54,6 +55,11 @@ def resolve_command(command: Sequence[str], *, config: Path, base_dir: Path) -> 
                 f"the script in the command must exist, but got {command[1]!r} and there is no "
                 f"{base_dir / command[1]}; give it relative to the file that names it."
             )
+    elif shutil.which(resolved[0]) is None:
+        raise ConfigError(
+            f"the program in the command must exist, but got {command[0]!r}, which is neither a "
+            f"file in {base_dir} nor on the PATH."
+        )
     return resolved
 
 

@@ -1,0 +1,226 @@
+"""The command line: what each command prints and exits with."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mindtune.controller.cli.app import main
+from mindtune.controller.cli.commands import COMMANDS
+from mindtune.controller.contract import DoctorOutput, ExplainOutput, SpaceOutput, StudyFile, parse
+
+PROGRAM = """\
+import json, os, pathlib, sys, time
+folder = pathlib.Path(os.environ["MINDTUNE_TRIAL_DIR"])
+config = pathlib.Path(sys.argv[1]).read_text()
+pathlib.Path(__file__).with_name("launched").open("a").write("x")
+result = {"outcome": "ok", "step_time_s": [0.01] * 5, "tokens_per_step": 64, "effective": {}}
+(folder / "result.json").write_text(json.dumps(result))
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Write a small project of a user: program, base config and study file."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    (tmp_path / "base.yaml").write_text("batch: 4\nranks: 1\n")
+    study = {
+        "schema": 1,
+        "study": {"name": "tiny", "trials": 2},
+        "trial": {
+            "command": ["python", "train.py", "{config}"], "base_config": "base.yaml",
+            "warmup_steps": 0, "measure_steps": 5, "confirm_steps": 5, "repeats": 1,
+            "startup_deadline": "20s", "deadline": "20s",
+        },
+        "cluster": {"num_devices": 1, "device_memory": "1GB"},
+        "training": {"global_batch_size": 8},
+        "space": {"data_parallel": [1, 2], "micro_batch_size": [2, 4, 3]},
+        "overrides": {"batch": "micro_batch_size", "ranks": "data_parallel"},
+    }  # fmt: skip
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
+    return tmp_path
+
+
+def change(project, **changes):
+    """Return the study file with changed keys, `section__key=value`; None removes the key."""
+    path = project / "study.yaml"
+    study = yaml.safe_load(path.read_text())
+    for dotted, value in changes.items():
+        section, _, key = dotted.partition("__")
+        if not key:
+            study[section] = value
+        elif value is None:
+            del study[section][key]
+        else:
+            study[section][key] = value
+    path.write_text(yaml.safe_dump(study))
+    return path
+
+
+def test_space_counts_every_config_once(project, capsys):
+    assert main(["space", str(project / "study.yaml"), "--json"]) == 0
+    printed = capsys.readouterr().out
+    document = parse(SpaceOutput, json.loads(printed), source="space")
+    assert (document.total, document.feasible) == (6, 2)
+    assert document.total == document.feasible + sum(r.count for r in document.rejected)
+    assert [c.config for c in document.configs] == [
+        {"data_parallel": 1, "micro_batch_size": 2},
+        {"data_parallel": 1, "micro_batch_size": 4},
+    ]
+    fired = {r.rule: r.count for r in document.rejected if r.count}
+    assert fired == {"degrees_fill_cluster": 3, "micro_batch_identity": 1}
+
+
+def test_space_limit_cuts_the_list_and_never_the_counts(project, capsys):
+    assert main(["space", str(project / "study.yaml"), "--json", "--limit", "1"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["total"], document["feasible"], len(document["configs"])) == (6, 2, 1)
+
+
+def test_space_explains_one_config(project, capsys):
+    arguments = ["space", str(project / "study.yaml"), "--explain"]
+    assert main([*arguments, "data_parallel=2", "--json"]) == 0
+    document = parse(ExplainOutput, json.loads(capsys.readouterr().out), source="explain")
+    assert not document.feasible
+    assert document.rejected[0].rule == "degrees_fill_cluster"
+    assert document.config["micro_batch_size"] == 4, "unnamed knobs come from the base config"
+    assert main([*arguments, "micro_batch_size=2"]) == 0
+    assert "feasible" in capsys.readouterr().out
+    assert main([*arguments, "micro_batch_size"]) == 2
+    assert "must be knob=value pairs" in capsys.readouterr().err
+
+
+def test_an_empty_space_names_what_emptied_it_and_exits_1(project, capsys):
+    path = change(project, space={"data_parallel": [2], "micro_batch_size": [2]})
+    assert main(["space", str(path)]) == 1
+    assert "degrees_fill_cluster" in capsys.readouterr().out
+    assert main(["search", str(path), "--out", str(project / "out")]) == 1
+    assert "no config of 1 is feasible: degrees_fill_cluster" in capsys.readouterr().err
+    assert not (project / "out").exists()
+
+
+WRONG = [
+    ("unknown key", {"trial__comand": ["x"]}, "unknown key 'comand' at trial; allowed: command,"),
+    ("wrong unit", {"cluster__device_memory": "1 parsec"}, "must be a size such as 58.5GB"),
+    ("impossible cluster", {"cluster__num_devices": 0}, "cluster.num_devices"),
+    ("missing script", {"trial__command": ["python", "nothere.py", "{config}"]}, "nothere.py"),
+    ("missing program", {"trial__command": ["no-such-program"]}, "no-such-program"),
+    ("missing base", {"trial__base_config": "other.yaml"}, "other.yaml"),
+    ("misspelt override", {"overrides": {"bath": "micro_batch_size"}}, "bath"),
+    ("unknown knob", {"space": {"batch": [1]}}, "knob names must be one of"),
+    ("unknown policy", {"policies": {"nonsense": {}}}, "nonsense"),
+    ("unknown threshold", {"policies": {"gradient_norm": {"thresholds": {"x": 1}}}}, "x"),
+    ("unset storage", {"study__storage": "env:MINDTUNE_TEST_UNSET"}, "MINDTUNE_TEST_UNSET"),
+    ("nonsense storage", {"study__storage": "nonsense"}, "study.storage must be null"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
+def test_wrong_input_is_one_clear_message_and_leaves_nothing(project, capsys, changes, message):
+    path = change(project, **changes)
+    before = sorted(project.rglob("*"))
+    assert main(["search", str(path), "--out", str(project / "out")]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+    assert sorted(project.rglob("*")) == before
+
+
+def test_a_folder_that_cannot_be_written_is_refused(project, capsys):
+    (project / "out").write_text("a file is in the way")
+    assert main(["search", str(project / "study.yaml"), "--out", str(project / "out")]) == 2
+    assert "must be a writable folder" in capsys.readouterr().err
+    assert (project / "out").read_text() == "a file is in the way"
+
+
+def test_search_exports_reports_and_goes_on(project, capsys):
+    out = project / "out"
+    assert main(["search", str(project / "study.yaml"), "--out", str(out)]) == 0
+    captured = capsys.readouterr()
+    assert f"best config: {out / 'best_config.yaml'}" in captured.out
+    assert "trial 0 ok" in captured.err
+    assert "rejected by degrees_fill_cluster" in captured.err
+    launched = (project / "launched").read_text()
+    assert main(["search", str(project / "study.yaml"), "--out", str(out)]) == 0
+    assert (project / "launched").read_text() == launched, "a finished trial runs once"
+    html = (out / "report.html").read_text()
+    assert "Study tiny" in html
+    assert "http://" not in html.replace("http://www.w3.org", "")
+    assert main(["export", str(out), "--out", str(project / "b.yaml"), "--trial", "1"]) == 0
+    assert yaml.safe_load((project / "b.yaml").read_text())["provenance"]["trial"] == 1
+    assert main(["export", str(out), "--out", str(project / "c.yaml"), "--trial", "9"]) == 2
+    assert "trial must be one of 0, 1, but got 9" in capsys.readouterr().err
+    assert not (project / "c.yaml").exists()
+
+
+def test_a_corrupt_database_is_refused_and_kept(project, capsys):
+    out = project / "out"
+    assert main(["search", str(project / "study.yaml"), "--out", str(out)]) == 0
+    database = out / "study.db"
+    database.write_bytes(b"this is no database" * 100)
+    capsys.readouterr()
+    assert main(["search", str(project / "study.yaml"), "--out", str(out), "--trials", "2"]) == 2
+    assert "study.db" in capsys.readouterr().err
+    assert database.read_bytes() == b"this is no database" * 100
+
+
+def test_init_writes_a_study_that_is_valid_and_never_overwrites(tmp_path, capsys):
+    path = tmp_path / "study.yaml"
+    assert main(["init", str(path)]) == 0
+    parse(StudyFile, yaml.safe_load(path.read_text()), source="study.yaml")
+    text = path.read_text()
+    assert main(["init", str(path)]) == 2
+    assert "must be a new file" in capsys.readouterr().err
+    assert path.read_text() == text
+    assert main(["init", str(tmp_path / "study.txt")]) == 2
+
+
+def test_doctor_prints_one_json_document(capsys):
+    assert main(["doctor", "--json"]) == 0
+    document = parse(DoctorOutput, json.loads(capsys.readouterr().out), source="doctor")
+    features = {entry.feature: entry for entry in document.usable}
+    assert features["device_cpu"].ok
+    assert all(entry.why for entry in document.usable)
+    assert main(["doctor"]) == 0
+    assert "device_cpu" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nonsense"], ["space"], ["space", "--nonsense", "x"], ["run", "x.yaml", "--mode", "maybe"],
+     ["search", "x.yaml", "--trials", "0"], ["space", "missing.yaml"], ["run", "missing.yaml"],
+     ["report", "missing"], ["export", "missing", "--out", "b.yaml"],
+     ["export", "missing", "--out", "b.txt"]],
+)  # fmt: skip
+def test_wrong_use_exits_2_without_a_traceback(arguments, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err
+    assert "Traceback" not in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_command_has_a_one_line_description(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name, function in COMMANDS.items():
+        assert f"\n  {name} " in text
+        assert function.__doc__.splitlines()[0].endswith((".", "(CPU only)."))
+
+
+def test_the_console_script_is_installed():
+    script = shutil.which(
+        "mindtune", path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}"
+    )
+    assert script is not None
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, check=True)
+    assert "Closed-loop auto-tuning" in done.stdout

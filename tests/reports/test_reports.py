@@ -1,0 +1,160 @@
+"""Reports of runs and studies: complete, self-contained, and safe with hostile texts."""
+
+import math
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+
+from mindtune.controller.contract import DecisionRecord, RunResult, write_json
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.records import DecisionWriter, RunFolder, SignalWriter
+from mindtune.controller.reports.page import number
+from mindtune.controller.reports.write import write_report
+from mindtune.controller.trials.summary import Measurement, StudySummary, TrialSummary
+from mindtune.policies.signals import Observation
+
+
+class Texts(HTMLParser):
+    """Collects what a reader sees, and every address that a browser would load."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts = []
+        self.loads = []
+        self.tags = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.loads += [v for k, v in attrs if k in ("src", "href") and not v.startswith("#")]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def read(path):
+    page = Texts()
+    page.feed(path.read_text(encoding="utf-8"))
+    return page, " ".join(" ".join(page.texts).split())
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """Write a run of 40 steps with one NaN, one skipped update and two decisions."""
+    records = RunFolder(tmp_path / "run")
+    records.create()
+    signals = SignalWriter(records.signals)
+    for step in range(1, 41):
+        signals.write(
+            Observation(
+                step=step, wall_time_s=float(step), phase="compile" if step == 1 else "train",
+                loss=math.nan if step == 20 else 5.0 - step / 20, grad_norm=1.0 + step % 3,
+                overflow=float(step == 20), update_skipped=float(step == 20), step_time_s=0.25,
+                data_time_s=0.05, learning_rate=1e-3, tokens_per_s=8192.0,
+            )
+        )  # fmt: skip
+    signals.close()
+    decisions = DecisionWriter(records.decisions)
+    decisions.write(
+        DecisionRecord(
+            step=21, policy="gradient_norm", action="SetLearningRateScale", requested=0.5,
+            before=1.0, acted=0.5, verdict="granted", reason="norm <script>alert(1)</script>",
+        )
+    )  # fmt: skip
+    decisions.write(
+        DecisionRecord(
+            step=30, policy="batch_size", action="SetBatchSize", requested=32, before=16,
+            verdict="refused", reason="cool-down",
+        )
+    )  # fmt: skip
+    decisions.close()
+    write_json(
+        records.result,
+        RunResult(outcome="ok", steps=40, wall_s=11.0, final_loss=3.0, actions=1, message="fine"),
+    )
+    return records.path
+
+
+def test_run_report_tells_how_it_ended_and_every_decision(run_folder):
+    path = write_report(run_folder)
+    assert path == run_folder / "report.html"
+    page, text = read(path)
+    assert "The run finished. fine Last step 40, loss 3; 1 action of policies." in text
+    assert "updates skipped 1" in text
+    assert "non-finite losses 1" in text
+    assert "median step time 250 ms" in text
+    assert "median share of data wait 20.0%" in text
+    assert "21 gradient_norm SetLearningRateScale 1 0.5 0.5 granted" in text
+    assert "30 batch_size SetBatchSize 16 32 - refused cool-down" in text
+    assert "optimizer step" in text
+    assert page.loads == []
+    assert "script" not in page.tags, "texts of a run are escaped"
+    assert "<script>alert(1)</script>" in " ".join(page.texts)
+
+
+def test_a_killed_run_has_a_report_too(run_folder):
+    (run_folder / "result.json").unlink()
+    (run_folder / "decisions.jsonl").unlink()
+    with (run_folder / "signals.csv").open("a") as file:
+        file.write("41,41.0,tr")
+    _, text = read(write_report(run_folder))
+    assert "The run has left no result: it is going on, or it was killed." in text
+    assert "No policy asked for anything." in text
+
+
+def test_study_report_shows_winner_trials_and_rules(tmp_path):
+    def measured(repeat, value):
+        return Measurement(
+            repeat=repeat, seed=0, outcome="ok", value=value, mfu=value, stability=1.0,
+            step_time_s=0.1 / value, peak_memory_bytes=2**26, wall_s=9.0,
+        )  # fmt: skip
+
+    summary = StudySummary(
+        study="s", complete=True, objective="mfu", planned=3, total=12, feasible=3,
+        rejected=[{"rule": "memory", "count": 9, "reason": "too much", "example": None}],
+        trials=[
+            TrialSummary(number=0, knobs={"recompute": "full"}, outcome="ok", value=0.2,
+                         interval=(0.19, 0.21), confirmed=True,
+                         measurements=[measured(0, 0.2), measured(1, 0.19), measured(2, 0.21)]),
+            TrialSummary(number=1, knobs={"recompute": "none"}, outcome="ok", value=0.3,
+                         interval=(0.29, 0.31), confirmed=True,
+                         measurements=[measured(0, 0.3), measured(1, 0.29), measured(2, 0.31)]),
+            TrialSummary(number=2, knobs={"recompute": "interval:2"}, outcome="oom",
+                         message="Allocate memory failed"),
+        ],
+        leaders=[1], winner=1, reason="It is better beyond the noise.",
+    )  # fmt: skip
+    write_json(tmp_path / "summary.json", summary)
+    page, text = read(write_report(tmp_path, tmp_path / "r.html"))
+    assert "Best config: trial 1, 1.50 times the base config's value." in text
+    assert "It is better beyond the noise." in text
+    assert "recompute full none" in text
+    assert "2 oom - - - - - - 0 recompute=interval:2 Allocate memory failed" in text
+    assert "memory 9 too much" in text
+    assert page.tags.count("svg") == 2
+    assert page.loads == []
+
+
+def test_equal_records_give_an_equal_page(run_folder, tmp_path):
+    first = write_report(run_folder).read_text()
+    shutil.copytree(run_folder, tmp_path / "again" / "run")
+    assert write_report(tmp_path / "again" / "run").read_text() == first
+
+
+def test_wrong_folders_and_files_are_refused(tmp_path, run_folder):
+    with pytest.raises(ConfigError, match="but it is neither"):
+        write_report(tmp_path)
+    with pytest.raises(ConfigError, match=r"must be an \.html file"):
+        write_report(run_folder, tmp_path / "r.docx")
+    (run_folder / "signals.csv").write_text("step,loss\n")
+    with pytest.raises(ConfigError, match="at least one step"):
+        write_report(run_folder)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (math.nan, "nan"), (-math.inf, "-inf"), (1234567, "1,234,567"), (0.5, "0.5"),
+     (0.0, "0"), (1e-7, "1e-07")],
+)  # fmt: skip
+def test_numbers_read_well(value, text):
+    assert number(value) == text
