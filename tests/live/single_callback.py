@@ -27,6 +27,7 @@ from mindtune.controller.records import read_decisions, read_signals
 from mindtune.policies.decisions import SetBatchSize, SetLearningRateScale, SetLossScale
 
 LEARNING_RATE = 0.05
+FIXED_BATCH = {"policies": {"batch_size": {"enabled": False}}}
 
 
 def samples(count, *, seed=3):
@@ -229,7 +230,7 @@ def resize():
     """The number of micro-batches changes live, through the actuators, at a fixed micro-batch."""
     net = Net()
     step = TrainStep(net, adam(net))
-    tune = TuneCallback({"out_dir": "run", "mode": "act"})
+    tune = TuneCallback({"out_dir": "run", "mode": "act", **FIXED_BATCH})
     # Calls: 1 2 | 3+4 5+6 | 7..10 11..14 | 15 16.
     to = {2: 16, 6: 32, 14: 8}
     at = At({
@@ -254,7 +255,7 @@ def guarded():
     seen = {}
     for mode in ("observe", "act"):
         net = Net()
-        tune = TuneCallback({"out_dir": mode, "mode": mode})
+        tune = TuneCallback({"out_dir": mode, "mode": mode, **FIXED_BATCH})
         step = TrainStep(net, nn.SGD(net.trainable_params(), 0.001))
         own = Losses()
         Model(step).train(1, dataset(90, change=spike), callbacks=[tune, own])
@@ -275,7 +276,7 @@ def stopped():
     """A run that no policy can save ends with a diagnosis."""
     net = Net()
     step = TrainStep(net, adam(net), loss_scale=LossScale(initial=2.0**10, window=50))
-    tune = TuneCallback({"out_dir": "run", "mode": "act"})
+    tune = TuneCallback({"out_dir": "run", "mode": "act", **FIXED_BATCH})
     own = Losses()
     Model(step).train(1, dataset(400, change=spoil), callbacks=[tune, own])
     return {
@@ -456,6 +457,13 @@ def loop():
         "losses": losses, "rows": first, "result": outcome, "raised": raised,
         "after": rows_of("run")[len(first) :], "crash": result_of("run"),
     }  # fmt: skip
+
+
+def endless():
+    """Trains until it is killed."""
+    net = Net()
+    tune = TuneCallback({"out_dir": "run"})
+    Model(TrainStep(net, adam(net))).train(10**6, dataset(64), callbacks=[tune])
 
 
 def fail_in_the_middle():
