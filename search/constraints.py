@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mindtune.search.advice import advice
 from mindtune.search.cost_model import CostModel, Prediction
@@ -65,8 +65,6 @@ class SpaceReport:
     """One entry per rule, in the order in which they are asked."""
     configs: tuple[FeasibleConfig, ...]
     """Best predicted first; where nothing is predicted, least advice first."""
-    keys: frozenset[str] = field(repr=False)
-    """Hashes of the feasible configs."""
 
     @property
     def feasible(self) -> int:
@@ -123,7 +121,6 @@ def check(space: Space, cost: CostModel | None = None) -> SpaceReport:
         total=space.total,
         rejected=tally.counts(space, model),
         configs=tuple(feasible),
-        keys=frozenset(space.key(entry.config) for entry in feasible),
     )
 
 

@@ -20,20 +20,17 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from mindtune.search.attributes import OUTCOME
 from mindtune.search.baseline import choose_baseline
 from mindtune.search.constraints import SpaceReport
-from mindtune.search.encoding import Encoding, Floats
+from mindtune.search.encoding import Encoding, Floats, Points
 from mindtune.search.errors import SearchError, SpaceExhaustedError
-from mindtune.search.history import Attempt, infer
+from mindtune.search.history import Attempt
 from mindtune.search.knobs import Config
+from mindtune.search.remaining import Remaining
 from mindtune.search.surrogate import expected_improvement, fit_posterior, probability_ok
 
-__all__ = ["SAMPLERS", "GuidedSampler", "attempts", "make_sampler", "parameters"]
-
-OUTCOME = "outcome"
-"""User attribute of a trial: its typed outcome."""
-KEY = "config_hash"
-"""User attribute of a trial: hash of its complete config."""
+__all__ = ["OUTCOME", "SAMPLERS", "GuidedSampler", "attempts", "make_sampler", "parameters"]
 
 SAMPLERS = ("guided", "tpe", "random")
 """Samplers by name; all but `guided` may propose infeasible configs, which are never run."""
@@ -115,8 +112,8 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
         """Take over a report of the same space whose cost model has learnt since."""
         self._report = report
         self._space = report.space
-        self._configs = [entry.config for entry in report.configs]
-        self._keys = [self._space.key(config) for config in self._configs]
+        self._remaining = Remaining(report)
+        self._configs = self._remaining.configs
         self._encoding = Encoding(
             {
                 name: distribution.choices
@@ -124,6 +121,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
                 if isinstance(distribution, CategoricalDistribution)
             }
         )
+        self._points = self._encoding.points(self._configs)
         self._log_cost = self._costs(self._configs)
 
     def infer_relative_search_space(
@@ -173,20 +171,6 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
             )
         return self._baseline[param_name]
 
-    def untried(self, tried: Sequence[Attempt]) -> list[int]:
-        """Return the indices of the report's configs that may still be proposed."""
-        known = {
-            self._space.key(attempt.config)
-            for attempt in tried
-            if attempt.outcome != "interrupted"
-        }
-        failed = [attempt for attempt in tried if attempt.outcome == "oom"]
-        return [
-            index
-            for index, key in enumerate(self._keys)
-            if key not in known and not (failed and infer(self._configs[index], failed))
-        ]
-
     def propose(
         self, tried: Sequence[Attempt], *, number: int, sign: float = 1.0
     ) -> Config | None:
@@ -197,22 +181,27 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
             number: Of the trial to come; together with the seed it fixes all randomness.
             sign: 1 for values to maximise, -1 for values to minimise.
         """
-        open_indices = self.untried(tried)
+        open_indices = self._remaining.indices(tried)
         if not open_indices:
             return None
         measured = [a for a in tried if a.value is not None and 0 < a.value < math.inf]
         asked = self._asked(open_indices, measured, number, sign)
-        points = self._encoding.points([self._configs[index] for index in asked])
+        points = Points(self._points.coordinates[asked])
         weight = self._chance(tried, points)
         if not measured:
             # Nothing to learn from yet: the best predicted config that is likely to run.
             gain = np.exp(-(self._log_cost[asked] - self._log_cost[asked].min()))
             return self._configs[asked[int(np.argmax(gain * weight))]]
-        gain = self._gain(tried, measured, asked, sign)
+        gain = self._gain(tried, measured, points, self._log_cost[asked], sign)
         return self._configs[asked[int(np.argmax(gain * weight))]]
 
     def _gain(
-        self, tried: Sequence[Attempt], measured: Sequence[Attempt], asked: list[int], sign: float
+        self,
+        tried: Sequence[Attempt],
+        measured: Sequence[Attempt],
+        asked: Points,
+        asked_log_cost: Floats,
+        sign: float,
     ) -> Floats:
         """Return the expected improvement of each asked config."""
         configs = [attempt.config for attempt in measured]
@@ -228,13 +217,12 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
             log_values = np.concatenate([log_values, guess.mean])
             points, log_cost = self._encoding.points(configs), self._costs(configs)
         posterior = fit_posterior(
-            self._encoding, points, log_values,
-            self._encoding.points([self._configs[index] for index in asked]),
-            tried_log_cost=log_cost, asked_log_cost=self._log_cost[asked],
+            self._encoding, points, log_values, asked,
+            tried_log_cost=log_cost, asked_log_cost=asked_log_cost,
         )  # fmt: skip
         return expected_improvement(posterior)
 
-    def _chance(self, tried: Sequence[Attempt], points: Any) -> Floats:
+    def _chance(self, tried: Sequence[Attempt], points: Points) -> Floats:
         """Return the probability that each point runs at all."""
         judged = [a for a in tried if a.outcome not in _NO_VERDICT or a.value is not None]
         succeeded = np.array([a.value is not None and a.value > 0 for a in judged], dtype=bool)
@@ -252,13 +240,10 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
         draw = np.random.default_rng([self._seed, number])
         chosen.update(draw.choice(open_indices, half // 2, replace=False).tolist())
         best = sorted(measured, key=lambda attempt: -sign * (attempt.value or 0.0))[:5]
-        for attempt in best:
-            own = attempt.config.items()
-            near = [
-                index for index in open_indices
-                if sum(self._configs[index][name] != value for name, value in own) <= 2
-            ]  # fmt: skip
-            chosen.update(near[: half // 10])
+        open_points = self._points.coordinates[open_indices]
+        for own in self._encoding.points([attempt.config for attempt in best]).coordinates:
+            near = np.flatnonzero((open_points != own).sum(axis=1) <= 2)
+            chosen.update(open_indices[index] for index in near[: half // 10])
         return sorted(chosen)
 
     def _costs(self, configs: Sequence[Config]) -> Floats:

@@ -20,26 +20,25 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from mindtune.search.attributes import (
+    CONFIG,
+    KEY,
+    MEMORY,
+    OUTCOME,
+    REASON,
+    RETRY_OF,
+    STEP_TIME,
+)
 from mindtune.search.baseline import Baseline, choose_baseline
 from mindtune.search.constraints import SpaceReport, check, first_failure
 from mindtune.search.cost_model import CostModel, Measurement, Prediction, calibrate
 from mindtune.search.errors import SearchError, SpaceExhaustedError
 from mindtune.search.history import Attempt, infer
 from mindtune.search.knobs import Config
-from mindtune.search.sampler import KEY, OUTCOME, GuidedSampler, attempts, parameters
+from mindtune.search.remaining import Remaining
+from mindtune.search.sampler import GuidedSampler, attempts, parameters
 
-__all__ = ["MEMORY", "STEP_TIME", "Proposal", "Proposer", "Repeat"]
-
-CONFIG = "config"
-"""User attribute of a trial: its knobs, as proposed."""
-REASON = "reason"
-"""User attribute of a trial: why it was turned down, or what went wrong."""
-RETRY_OF = "retry_of"
-"""User attribute of a trial: number of the interrupted trial that it repeats."""
-MEMORY = "peak_memory_bytes"
-"""User attribute of a trial that calibrates the cost model."""
-STEP_TIME = "step_time_s"
-"""User attribute of a trial that calibrates the cost model: its median step time."""
+__all__ = ["CONFIG", "MEMORY", "REASON", "STEP_TIME", "Proposal", "Proposer", "Repeat"]
 
 _CHOICES = "space"
 """User attribute of the study: the choices of every knob, which may not change."""
@@ -109,6 +108,7 @@ class Proposer:
         """Why the last `ask` returned None."""
         self._parameters = parameters(report)
         self._space = report.space
+        self._remaining = Remaining(report)
         self._trials = trials
         self._time_budget_s = time_budget_s
         self._seed = seed
@@ -266,19 +266,9 @@ class Proposer:
         if counted >= self._trials:
             return f"{counted} of {self._trials} trials are done"
         waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-        if not waiting and not self._untried(tried):
+        if not waiting and not self._remaining.indices(tried):
             return f"every feasible config has been tried ({self.report.feasible})"
         return None
-
-    def _untried(self, tried: list[Attempt]) -> list[Config]:
-        known = {self._space.key(a.config) for a in tried if a.outcome != "interrupted"}
-        failed = [attempt for attempt in tried if attempt.outcome == "oom"]
-        return [
-            entry.config
-            for entry in self.report.configs
-            if self._space.key(entry.config) not in known
-            and not (failed and infer(entry.config, failed))
-        ]
 
     def _turned_down(self, trial: Trial, config: Config) -> bool:
         """Close a proposal that may not be run; return whether it was one."""
@@ -294,7 +284,7 @@ class Proposer:
             return True
         reason = first_failure(self._space.complete(config), self.report.cost)
         is_baseline = config == self.baseline.config
-        if reason is None and not is_baseline and key not in self.report.keys:
+        if reason is None and not is_baseline and config not in self._space:
             reason = "allowed_values: the space does not list this config"
         if reason is None:
             inference = infer(config, others)
@@ -330,11 +320,11 @@ class Proposer:
 
     def _queue_random(self) -> None:
         """Queue an untried feasible config where the sampler finds none."""
-        open_configs = self._untried(self.attempts())
-        if open_configs:
+        indices = self._remaining.indices(self.attempts())
+        if indices:
             number = len(self.study.get_trials(deepcopy=False))
             draw = random.Random(f"{self._seed}:{number}")  # noqa: S311 - a draw, no secret
-            self._queue(draw.choice(open_configs), {})
+            self._queue(self._remaining.configs[draw.choice(indices)], {})
 
     def _may_retry(self, config: Config, trials: list[FrozenTrial]) -> bool:
         key = self._space.key(config)
@@ -379,5 +369,6 @@ class Proposer:
         report = check(self._space, calibrate(CostModel(self._space.facts), seen))
         if report.configs:
             self.report = report
+            self._remaining = Remaining(report)
             if isinstance(self.study.sampler, GuidedSampler):
                 self.study.sampler.use(report)

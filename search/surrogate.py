@@ -1,15 +1,16 @@
 """A small Gaussian process over configs, in NumPy alone.
 
-Model of log(value): prior mean from the cost model with a slope that data may correct, plus an
-additive part (one smooth function per knob: main effects) and an interaction part (all knobs
-together). Scale, share and noise are chosen by marginal likelihood from a grid, since a handful
-of trials cannot carry more. Rasmussen and Williams, Gaussian Processes for Machine Learning,
-2006, chapters 2 and 5; additive kernels: Duvenaud et al., NIPS 2011.
+Model of log(value): minus the log of the cost model's prediction, with a slope that data may
+correct, plus one smooth function per knob (main effects), plus an interaction of all knobs. The
+variance of every part and of the noise is estimated by expectation maximisation under a weak
+prior, since a handful of trials cannot carry more: a knob that does nothing soon stops being
+explored. Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, chapter 2;
+additive kernels: Duvenaud et al., NIPS 2011; variance components: Dempster, Laird and Rubin,
+JRSS B 39, 1977.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -19,19 +20,22 @@ from mindtune.search.encoding import Encoding, Flags, Floats, Points
 
 __all__ = ["Posterior", "expected_improvement", "fit_posterior", "normal_cdf", "probability_ok"]
 
-_LENGTH = 0.6
+_LENGTH = 0.4
 """Distance, of an axis 0..1, over which an ordered knob's effect stays alike."""
-_LIKENESS = 0.2
+_LIKENESS = 0.3
 """Correlation of the effects of two values of an unordered knob."""
-_SCALES = (0.1, 0.2, 0.4, 0.8)
-"""Standard deviations of the residual, in log units."""
-_ADDITIVE = (0.5, 0.9)
-_NOISES = (0.01, 0.03, 0.1)
-"""Standard deviations of one trial, in log units: repeats differ by 1 - 10 %."""
-_OFFSET = 2.0
-"""Standard deviation of the unknown level of all values."""
-_SLOPE = 0.4
-"""Standard deviation of the slope over the cost model's prediction, whose mean is -1."""
+_KNOB_VARIANCE, _KNOB_WEIGHT = 0.25**2, 0.5
+"""Prior of a main effect in squared log units, and how many observations it is worth."""
+_INTERACTION_VARIANCE, _INTERACTION_WEIGHT = 0.07**2, 2.0
+_NOISE_VARIANCE, _NOISE_WEIGHT = 0.03**2, 4.0
+"""Repeats of one config differ by 1 - 10 % in published tables."""
+_OFFSET_VARIANCE = 2.0**2
+"""Of the unknown level of all values."""
+_SLOPE_VARIANCE = 0.4**2
+"""Of the slope over the log of the predicted cost, whose mean is -1."""
+_FLOOR = 1e-6
+_MAX_TRIED = 250
+"""Trials that the model looks at: beyond, the best half and the newest half of them."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +47,6 @@ class Posterior:
     """Of the value itself, without a trial's noise."""
     best: float
     """Largest belief among the configs that were tried."""
-
-
-def _kernel(gaps: Floats, ordered: Flags, additive: float) -> Floats:
-    if not len(gaps):
-        return np.ones(gaps.shape[1:])
-    alike = np.empty_like(gaps)
-    alike[ordered] = np.exp(-0.5 * (gaps[ordered] / _LENGTH) ** 2)
-    alike[~ordered] = np.where(gaps[~ordered] > 0, _LIKENESS, 1.0)
-    return np.asarray(additive * alike.mean(axis=0) + (1 - additive) * alike.prod(axis=0))
 
 
 def fit_posterior(
@@ -67,60 +62,103 @@ def fit_posterior(
 
     Args:
         encoding: Of the space.
-        tried: Points with a measured value, at least one.
+        tried: Points with a measured value, at least one, in the order of the trials.
         log_values: Their log(value).
         asked: Points to judge.
         tried_log_cost: log of the cost model's prediction, 0 where nothing is predicted.
         asked_log_cost: The same for `asked`.
     """
+    if len(tried) > _MAX_TRIED:
+        kept = _informative(log_values)
+        tried = Points(tried.coordinates[kept])
+        log_values, tried_log_cost = log_values[kept], tried_log_cost[kept]
     center = float(tried_log_cost.mean())
-    cost_tried, cost_asked = tried_log_cost - center, asked_log_cost - center
-    level = float(np.median(log_values + cost_tried))
-    residual = log_values + cost_tried - level
-    gaps_tried, gaps_asked = encoding.distances(tried, tried), encoding.distances(asked, tried)
-    ordered = encoding.is_ordered
-    basis = _OFFSET**2 + _SLOPE**2 * np.outer(cost_tried, cost_tried)
-    best_fit: tuple[float, float, float, Floats, Floats] | None = None
-    for additive in _ADDITIVE:
-        shape = _kernel(gaps_tried, ordered, additive)
-        for scale, noise in itertools.product(_SCALES, _NOISES):
-            covariance = scale**2 * shape + basis + noise**2 * np.eye(len(residual))
-            factor = np.linalg.cholesky(covariance)
-            half = np.linalg.solve(factor, residual)
-            likelihood = -0.5 * float(half @ half) - float(np.log(np.diag(factor)).sum())
-            # A weak preference for the middle of the grid: few trials say little about it.
-            likelihood -= 0.5 * (math.log(scale / 0.25) ** 2 + math.log(noise / 0.03) ** 2) / 2
-            if best_fit is None or likelihood > best_fit[0]:
-                best_fit = (likelihood, additive, scale, factor, half)
-    assert best_fit is not None  # noqa: S101 - the grid is not empty
-    _, additive, scale, factor, half = best_fit
-    cross = scale**2 * _kernel(gaps_asked, ordered, additive)
-    cross += _OFFSET**2 + _SLOPE**2 * np.outer(cost_asked, cost_tried)
-    weights = np.linalg.solve(factor.T, half)
-    projected = np.linalg.solve(factor, cross.T)
-    prior = scale**2 + _OFFSET**2 + _SLOPE**2 * cost_asked**2
-    variance = np.maximum(prior - (projected**2).sum(axis=0), 1e-12)
-    at_tried = scale**2 * _kernel(gaps_tried, ordered, additive) + basis
-    believed = at_tried @ weights + level - cost_tried
-    return Posterior(
-        mean=cross @ weights + level - cost_asked,
-        deviation=np.sqrt(variance),
-        best=float(believed.max()),
+    cost, asked_cost = tried_log_cost - center, asked_log_cost - center
+    level = float(np.median(log_values + cost))
+    residual = log_values + cost - level
+    parts = _parts(encoding.distances(tried, tried), encoding.is_ordered)
+    basis = _OFFSET_VARIANCE + _SLOPE_VARIANCE * np.outer(cost, cost)
+    levels = [len(np.unique(column)) for column in tried.coordinates.T]
+    variances, noise = _variances(parts, np.array([*levels, len(tried)]), basis, residual)
+
+    signal = np.tensordot(variances, parts, axes=1) + basis
+    factor = np.linalg.cholesky(signal + noise * np.eye(len(residual)))
+    weights = np.linalg.solve(factor.T, np.linalg.solve(factor, residual))
+    cross = np.tensordot(
+        variances, _parts(encoding.distances(asked, tried), encoding.is_ordered), axes=1
     )
+    cross += _OFFSET_VARIANCE + _SLOPE_VARIANCE * np.outer(asked_cost, cost)
+    projected = np.linalg.solve(factor, cross.T)
+    prior = variances.sum() + _OFFSET_VARIANCE + _SLOPE_VARIANCE * asked_cost**2
+    variance = np.maximum(prior - (projected**2).sum(axis=0), 1e-12)
+    return Posterior(
+        mean=cross @ weights + level - asked_cost,
+        deviation=np.sqrt(variance),
+        best=float((signal @ weights + level - cost).max()),
+    )
+
+
+def _informative(log_values: Floats) -> Floats:
+    """Return the indices of the best and of the newest trials, in order."""
+    half = _MAX_TRIED // 2
+    newest = np.arange(len(log_values) - half, len(log_values))
+    best = np.argsort(-log_values, kind="stable")
+    best = best[best < newest[0]][:half]
+    return np.sort(np.concatenate([best, newest]))
+
+
+def _parts(gaps: Floats, ordered: Flags) -> Floats:
+    """Return one likeness per knob and one of all knobs together, of shape (knobs + 1, a, b)."""
+    alike = np.empty((len(gaps) + 1, *gaps.shape[1:]))
+    alike[:-1][ordered] = np.exp(-0.5 * (gaps[ordered] / _LENGTH) ** 2)
+    alike[:-1][~ordered] = np.where(gaps[~ordered] > 0, _LIKENESS, 1.0)
+    alike[-1] = alike[:-1].prod(axis=0)
+    return alike
+
+
+def _variances(
+    parts: Floats, ranks: Floats, basis: Floats, residual: Floats
+) -> tuple[Floats, float]:
+    """Return the variance of every part and of the noise (EM, with a prior on each)."""
+    count = len(residual)
+    prior = np.full(len(parts), _KNOB_VARIANCE)
+    weight = np.full(len(parts), _KNOB_WEIGHT)
+    prior[-1], weight[-1] = _INTERACTION_VARIANCE, _INTERACTION_WEIGHT
+    variances, noise = prior.copy(), _NOISE_VARIANCE
+    for _ in range(15 if count <= 100 else 5):
+        covariance = np.tensordot(variances, parts, axes=1) + basis + noise * np.eye(count)
+        inverse = np.linalg.inv(covariance)
+        solved = inverse @ residual
+        explained = np.einsum("kij,ij->k", parts, inverse) - np.einsum(
+            "i,kij,j->k", solved, parts, solved, optimize=True
+        )
+        left = float(np.trace(inverse) - solved @ solved)
+        variances = np.maximum(
+            (weight * prior + ranks * variances - variances**2 * explained) / (weight + ranks),
+            _FLOOR,
+        )
+        noise = max(
+            (_NOISE_WEIGHT * _NOISE_VARIANCE + count * noise - noise**2 * left)
+            / (_NOISE_WEIGHT + count),
+            _FLOOR,
+        )
+    return variances, noise
 
 
 def probability_ok(encoding: Encoding, tried: Points, succeeded: Flags, asked: Points) -> Floats:
     """Return the probability that each asked config runs at all, from which ones did.
 
-    Least-squares classification with the additive kernel and a prior of mostly running.
+    Least-squares classification over the same parts, with a prior of mostly running.
     """
     if not len(tried) or bool(np.all(succeeded)):
         return np.ones(len(asked))
-    prior, noise, additive = 0.7, 0.3, 0.7
+    prior, noise = 0.7, 0.3
     ordered = encoding.is_ordered
+    shares = np.full(len(ordered) + 1, 0.7 / max(len(ordered), 1))
+    shares[-1] = 1.0 - shares[:-1].sum()
     labels = np.where(succeeded, 1.0, -1.0) - prior
-    own = _kernel(encoding.distances(tried, tried), ordered, additive)
-    cross = _kernel(encoding.distances(asked, tried), ordered, additive)
+    own = np.tensordot(shares, _parts(encoding.distances(tried, tried), ordered), axes=1)
+    cross = np.tensordot(shares, _parts(encoding.distances(asked, tried), ordered), axes=1)
     factor = np.linalg.cholesky(own + noise**2 * np.eye(len(labels)))
     projected = np.linalg.solve(factor, cross.T)
     mean = prior + projected.T @ np.linalg.solve(factor, labels)

@@ -1,0 +1,20 @@
+"""Names of what is kept with an Optuna trial or study, for whoever writes or reads them."""
+
+from __future__ import annotations
+
+__all__ = ["CONFIG", "KEY", "MEMORY", "OUTCOME", "REASON", "RETRY_OF", "STEP_TIME"]
+
+CONFIG = "config"
+"""Of a trial: its knobs, as proposed."""
+KEY = "config_hash"
+"""Of a trial: hash of its complete config."""
+OUTCOME = "outcome"
+"""Of a trial: its typed outcome."""
+REASON = "reason"
+"""Of a trial: why it was turned down, or what went wrong."""
+RETRY_OF = "retry_of"
+"""Of a trial: number of the interrupted trial that it repeats."""
+MEMORY = "peak_memory_bytes"
+"""Of a trial: measured peak of the worst rank; calibrates the cost model."""
+STEP_TIME = "step_time_s"
+"""Of a trial: median step time; calibrates the cost model."""
