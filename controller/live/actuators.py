@@ -36,10 +36,6 @@ class Actuators(Protocol):
     def reachable(self) -> frozenset[str]:
         """Knobs that can be turned, by the names of `decisions.KNOBS`."""
 
-    @property
-    def reports_acting_values(self) -> bool:
-        """Whether the step says which values acted; if not, obedience cannot be checked."""
-
     def learn_batch(self, micro_batch_size: int) -> None:
         """Take in the samples per rank and micro-batch, once the first batch is there."""
 
@@ -97,8 +93,6 @@ class UpdateStepActuators:
         loss_scale_dynamic: Whether the step moves its loss scale by itself; None: it has none.
         compresses_top_k: Whether it exchanges a share of the gradient entries.
     """
-
-    reports_acting_values = True
 
     def __init__(
         self,

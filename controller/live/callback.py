@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.batch import batch_facts
-from mindtune.controller.live.opening import open_session
+from mindtune.controller.live.opening import make_engine, open_session
 from mindtune.controller.live.session import LiveSession
 from mindtune.controller.live.settings import load_settings
 from mindtune.controller.live.state import ControllerState
@@ -57,6 +57,7 @@ class TuneCallback(Callback):
 
     Raises:
         ConfigError: The config is not valid; unknown keys are named with the allowed ones.
+        PolicyError: A policy, limit or threshold is unknown or out of range.
     """
 
     def __init__(
@@ -78,6 +79,8 @@ class TuneCallback(Callback):
             effective=effective,
             eval_fn=eval_fn,
         )
+        # Wrong policy settings are refused here, not when training begins.
+        make_engine(self._settings)
         self._session: LiveSession | None = None
         self._folder: RunFolder | None = None
         self._carried: ControllerState | None = None

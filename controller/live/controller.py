@@ -18,7 +18,14 @@ from mindtune.controller.contract import DecisionRecord
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.actuators import Actuators
 from mindtune.controller.records.recorder import Recorder
-from mindtune.policies.decisions import Action, Advise, RequestStop, Rewind
+from mindtune.policies.decisions import (
+    Action,
+    Advise,
+    RequestStop,
+    Rewind,
+    SetBatchSize,
+    SetLearningRateScale,
+)
 from mindtune.policies.engine import Engine, EngineState, StepResult
 from mindtune.policies.facts import RunFacts
 from mindtune.policies.findings import Finding, Severity
@@ -146,7 +153,8 @@ class LiveController:
     def _carry_out(self, grants: Iterable[Action], step: int) -> dict[Action, str]:
         """Do what was granted; return what could not be done, with the reasons."""
         refusals: dict[Action, str] = {}
-        for action in grants:
+        # The batch comes first: the learning rate may follow it.
+        for action in sorted(grants, key=lambda action: not isinstance(action, SetBatchSize)):
             match action:
                 case RequestStop(diagnosis=diagnosis):
                     self.stop_diagnosis = self.stop_diagnosis or diagnosis
@@ -158,6 +166,9 @@ class LiveController:
                     refusals[action] = (
                         "this version cannot return to an earlier state; restart from a checkpoint"
                     )
+                    continue
+                case SetLearningRateScale() if _has_batch(refusals):
+                    refusals[action] = "the batch, which it may follow, could not be resized"
                     continue
                 case _:
                     try:
@@ -238,6 +249,10 @@ class LiveController:
                 )
             )
             self._recorder.flush()
+
+
+def _has_batch(actions: Iterable[Action]) -> bool:
+    return any(isinstance(action, SetBatchSize) for action in actions)
 
 
 def _requested(action: Action) -> float | int | str:

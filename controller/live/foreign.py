@@ -101,8 +101,6 @@ class ForeignActuators:
             graph is compiled; if not, nothing is touched.
     """
 
-    reports_acting_values = False
-
     def __init__(self, train_network: Any, optimizer: Any, *, acts: bool) -> None:
         self._scale_sense = find_scale_sense(train_network)
         self._has_rate = optimizer is not None

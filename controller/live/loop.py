@@ -16,7 +16,7 @@ from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.batch import batch_facts
 from mindtune.controller.live.layout import ParallelLayout
 from mindtune.controller.live.loss_scale import LossScale
-from mindtune.controller.live.opening import open_session
+from mindtune.controller.live.opening import make_engine, open_session
 from mindtune.controller.live.packed import StepReport
 from mindtune.controller.live.session import LiveSession
 from mindtune.controller.live.settings import load_settings
@@ -61,6 +61,7 @@ class tune_loop:  # noqa: N801 - read as a statement: `with tune_loop(...) as lo
 
     Raises:
         ConfigError: The config or a value is not valid.
+        PolicyError: A policy, limit or threshold is unknown or out of range.
     """
 
     def __init__(
@@ -89,6 +90,8 @@ class tune_loop:  # noqa: N801 - read as a statement: `with tune_loop(...) as lo
             effective=effective,
             eval_fn=eval_fn,
         )
+        # Wrong policy settings are refused here, not when training begins.
+        make_engine(self._settings)
         self.step = UpdateStep(
             optimizer,
             num_microbatches=num_microbatches,

@@ -1,0 +1,473 @@
+"""The controller and the session around a simulated training step; no framework is loaded."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from mindtune.controller.contract import RunResult, read_document
+from mindtune.controller.live.controller import LiveController
+from mindtune.controller.live.layout import ParallelLayout
+from mindtune.controller.live.loss_scale import LossScale
+from mindtune.controller.live.observing import Machine
+from mindtune.controller.live.packed import StepReport
+from mindtune.controller.live.sensors import HostSignals
+from mindtune.controller.live.session import LiveSession
+from mindtune.controller.live.settings import LiveSettings, WatchdogSection
+from mindtune.controller.live.state import ControllerState
+from mindtune.controller.live.step_adapter import OwnStep, optimizer_family
+from mindtune.controller.live.watchdog import Hang
+from mindtune.controller.live.workload import Workload
+from mindtune.controller.records import Recorder, RunFolder, read_decisions, read_signals
+from mindtune.policies.decisions import (
+    Advise,
+    Decision,
+    RequestStop,
+    Rewind,
+    SetBatchSize,
+    SetClipNorm,
+    SetLearningRateScale,
+    SetLossScale,
+)
+from mindtune.policies.detectors import DetectorThresholds
+from mindtune.policies.engine import Engine, _Seat, build_engine
+from mindtune.policies.findings import Finding, FindingKind, Severity
+from mindtune.policies.limits import KnobLimits
+
+
+class Adam:
+    """Stands for an optimizer by its name."""
+
+    global_step = None
+
+
+class SimulatedStep:
+    """A training step whose losses are given; its knobs act, or do not."""
+
+    def __init__(self, *, obeys=True, loss_scale=None, world_size=1):
+        self.obeys = obeys
+        self.optimizer = Adam()
+        self.layout = ParallelLayout(data_parallel=world_size, world_size=world_size)
+        self.compression = SimpleNamespace(kind="none")
+        self.loss_scale_rule = loss_scale
+        self.loss_scale_managed_by_policy = False
+        self.knobs = {"learning_rate_scale": 1.0, "clip_norm": math.inf,
+                      "skip_threshold": math.inf, "loss_scale": 1024.0}  # fmt: skip
+        self.num_microbatches = 1
+        self.last_report = None
+        self.sent = None
+        self.rows = ((math.nan,) * 8,) * world_size
+
+    @property
+    def next_loss_scale(self):
+        return self.knobs["loss_scale"]
+
+    def _set(self, name, value):
+        if self.obeys:
+            self.knobs[name] = value
+
+    def set_learning_rate_scale(self, scale):
+        self._set("learning_rate_scale", scale)
+
+    def set_loss_scale(self, scale):
+        self._set("loss_scale", scale)
+
+    def set_clip_norm(self, norm):
+        self._set("clip_norm", norm)
+
+    def set_skip_threshold(self, norm):
+        self._set("skip_threshold", norm)
+
+    def set_num_microbatches(self, count):
+        self.num_microbatches = count
+
+    def set_host_signals(self, row):
+        self.sent = row
+
+    def train(self, loss=2.0, grad_norm=1.0):
+        overflow = not (math.isfinite(loss) and math.isfinite(grad_norm))
+        self.last_report = StepReport(
+            loss=loss, grad_norm=grad_norm, overflow=overflow, update_skipped=overflow,
+            loss_scale=None if self.loss_scale_rule is None else self.knobs["loss_scale"],
+            learning_rate=0.1 * self.knobs["learning_rate_scale"],
+            learning_rate_scale=self.knobs["learning_rate_scale"],
+            clip_norm=self.knobs["clip_norm"], clip_factor=1.0,
+            skip_threshold=self.knobs["skip_threshold"], skip_non_finite=True,
+            compression_ratio=1.0, num_microbatches=self.num_microbatches, clean_steps=1,
+            rank_losses=(loss,), rank_grad_norms=None, rank_rows=self.rows,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A policy that asks for what the script says, step by step."""
+
+    script: dict
+    name: str = "scripted"
+    knobs: dict = field(default_factory=dict)
+
+    def init(self):
+        return ()
+
+    def decide(self, observation, findings, feedback, state):
+        actions = self.script.get(observation.step, ())
+        if not actions:
+            return Decision(), state
+        return Decision(actions, f"the script at {observation.step}", {"loss": 2.0}), state
+
+
+LIMITS = KnobLimits(
+    low=0.0, high=1e9, max_factor=1e9, cooldown=1, budget=100, check="loss", check_after=4
+)
+
+
+def scripted(script, *, mode="act"):
+    knobs = dict.fromkeys(
+        ("learning_rate_scale", "clip_norm", "loss_scale", "global_batch_size"), LIMITS
+    )
+    return Engine((_Seat(Scripted(script, knobs=knobs), mode),), DetectorThresholds())
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 0.001
+        return self.now
+
+
+class Run:
+    """A session with its step and folder."""
+
+    def __init__(self, tmp_path, engine, *, step=None, records=True, resumed=None, workload=None,
+                 machine=None, watchdog=False):  # fmt: skip
+        self.step = step or SimulatedStep()
+        self.clock = Clock()
+        self.folder = RunFolder(tmp_path / "run")
+        self.session = LiveSession(
+            LiveSettings(watchdog=WatchdogSection(enabled=watchdog)),
+            workload or Workload(tokens_per_sample=4),
+            OwnStep(self.step, job_size=1 if machine is None else machine.num_ranks),
+            engine,
+            recorder=Recorder(self.folder) if records else None,
+            machine=machine,
+            clock=self.clock,
+        )
+        self.session.begin(resumed=resumed)
+
+    def train(self, *losses, num_steps=1):
+        for loss in losses:
+            self.session.begin_call(shapes="same", samples=8)
+            self.step.train(loss)
+            self.clock.now += 0.1
+            self.session.end_call(None, num_steps=num_steps)
+        return self
+
+    def end(self, error=None):
+        self.session.end(error)
+        return read_document(RunResult, self.folder.result)
+
+    @property
+    def decisions(self):
+        return read_decisions(self.folder.decisions)
+
+
+@pytest.fixture
+def run(tmp_path):
+    runs = []
+
+    def make(engine, **options):
+        runs.append(Run(tmp_path, engine, **options))
+        return runs[-1]
+
+    yield make
+    for made in runs:
+        made.session.end(RuntimeError("the test is over"))
+
+
+def decision(entry):
+    return (entry.step, entry.action, entry.requested, entry.verdict)
+
+
+# Acting ----------------------------------------------------------------------------------------
+
+
+def test_a_granted_set_point_acts_in_the_next_step_and_its_record_says_so(run):
+    made = run(scripted({3: (SetLearningRateScale(0.5),)})).train(*[2.0] * 5)
+    (entry,) = made.decisions
+    assert decision(entry) == (3, "SetLearningRateScale", 0.5, "granted")
+    assert (entry.before, entry.acted) == (1.0, 0.5)
+    assert (entry.reason, entry.evidence) == ("the script at 3", {"loss": 2.0})
+    assert made.end().actions == 1
+    rows = [row.observation for row in read_signals(made.folder.signals)]
+    assert [row.learning_rate_scale for row in rows] == [1.0, 1.0, 1.0, 0.5, 0.5]
+
+
+def test_every_line_is_in_the_log_before_the_run_ends(run):
+    made = run(scripted({3: (SetLearningRateScale(0.5),)})).train(2.0, 2.0, 2.0)
+    lines = made.folder.decisions.read_text().splitlines()
+    assert [json.loads(line)["acted"] for line in lines] == [None]
+    assert [row.observation.step for row in read_signals(made.folder.signals)] == [1, 2, 3]
+
+
+def test_observe_mode_records_and_touches_nothing(run):
+    made = run(scripted({3: (SetLearningRateScale(0.5),)}, mode="observe")).train(*[2.0] * 5)
+    assert [decision(entry) for entry in made.decisions] == [
+        (3, "SetLearningRateScale", 0.5, "observed")
+    ]
+    assert made.step.knobs["learning_rate_scale"] == 1.0
+    assert made.end().actions == 0
+
+
+def test_a_knob_that_does_not_obey_is_a_finding(run):
+    made = run(scripted({3: (SetLearningRateScale(0.5),)}), step=SimulatedStep(obeys=False))
+    made.train(*(2.0 + 0.01 * (step % 3) for step in range(10)))
+    assert made.end().findings == {"knob_ineffective": 1}
+
+
+def test_the_batch_is_resized_in_micro_batches(run):
+    made = run(scripted({3: (SetBatchSize(32),)})).train(*[2.0] * 5)
+    assert made.step.num_microbatches == 4
+    assert [row.observation.global_batch_size for row in read_signals(made.folder.signals)][:3] == [
+        8, 8, 8,
+    ]  # fmt: skip
+
+
+def test_what_the_actuator_refuses_is_recorded_as_refused_with_its_reason(run):
+    made = run(scripted({3: (SetBatchSize(12),)})).train(*[2.0] * 3)
+    entry, following = made.decisions
+    assert decision(entry) == (3, "SetBatchSize", 12.0, "refused")
+    assert "multiple of data_parallel * micro_batch_size = 8, but got 12" in entry.reason
+    assert made.step.num_microbatches == 1
+    # The learning rate that would have followed the batch stays as well.
+    assert (following.action, following.verdict) == ("SetLearningRateScale", "refused")
+    assert made.step.knobs["learning_rate_scale"] == 1.0
+    assert made.end().actions == 0
+
+
+def test_rewind_is_refused_with_a_reason(run):
+    made = run(scripted({3: (Rewind("r1", "bad"),)})).train(*[2.0] * 3)
+    (entry,) = made.decisions
+    assert decision(entry) == (3, "Rewind", "r1", "refused")
+    assert "restart from a checkpoint" in entry.reason
+
+
+def test_a_stop_carries_its_diagnosis_to_the_result(run):
+    made = run(scripted({3: (RequestStop("s", "the data are bad: look at batch 3"),)}))
+    made.train(2.0, 2.0)
+    assert made.session.stop_reason is None
+    made.train(2.0)
+    assert made.session.stop_reason == "the data are bad: look at batch 3"
+    result = made.end()
+    assert (result.outcome, result.message) == ("stopped", "the data are bad: look at batch 3")
+
+
+def test_an_advice_is_logged_once_by_its_id(run, caplog):
+    caplog.set_level(logging.INFO)
+    advice = Advise("a1", "use more workers")
+    run(scripted({3: (advice,), 4: (advice,), 5: (advice,)})).train(*[2.0] * 5)
+    assert caplog.text.count("use more workers") == 1
+
+
+def test_one_log_line_per_granted_action(run, caplog):
+    caplog.set_level(logging.INFO)
+    run(scripted({3: (SetLearningRateScale(0.5),)})).train(*[2.0] * 4)
+    lines = [record.getMessage() for record in caplog.records if "scripted" in record.getMessage()]
+    assert lines == [
+        "step 3: scripted: SetLearningRateScale 1.0 -> 0.5 granted: the script at 3",
+    ]
+
+
+def test_a_policy_that_manages_the_loss_scale_puts_the_steps_own_rule_to_rest(run):
+    script = {3: (SetLossScale(512.0),)}
+    acting = run(scripted(script), step=SimulatedStep(loss_scale=LossScale())).train(*[2.0] * 4)
+    assert acting.step.loss_scale_managed_by_policy
+    assert acting.step.knobs["loss_scale"] == 512.0
+    fixed = LossScale(dynamic=False, initial=1024.0)
+    resting = run(scripted(script), step=SimulatedStep(loss_scale=fixed)).train(2.0)
+    assert not resting.step.loss_scale_managed_by_policy
+
+
+def test_without_a_recorder_a_rank_decides_alike_and_writes_nothing(run, tmp_path):
+    script = {3: (SetLearningRateScale(0.5), SetClipNorm(4.0))}
+    made = run(scripted(script), records=False).train(*[2.0] * 4)
+    made.session.end()
+    assert made.step.knobs["learning_rate_scale"] == 0.5
+    assert made.step.knobs["clip_norm"] == 4.0
+    assert list(tmp_path.iterdir()) == []
+
+
+# Findings --------------------------------------------------------------------------------------
+
+
+def test_a_fault_that_goes_on_is_one_incident_and_a_worse_one_is_said_again(run, caplog):
+    made = run(scripted({})).train(2.0, *[math.nan] * 4, 2.0)
+    result = made.end()
+    assert result.findings["non_finite_loss"] == 1
+    said = [r.levelname for r in caplog.records if "non_finite_loss" in r.getMessage()]
+    assert said == ["WARNING", "ERROR"]
+
+
+def test_a_fault_that_comes_back_is_a_second_incident(run):
+    made = run(scripted({})).train(2.0, math.nan, *[2.0] * 40, math.nan, 2.0)
+    assert made.end().findings["non_finite_loss"] == 2
+
+
+def test_hidden_steps_are_told_once(run):
+    made = run(scripted({})).train(2.0).train(2.0, 2.0, 2.0, num_steps=4)
+    result = made.end()
+    assert (result.steps, result.findings) == (13, {"hidden_steps": 1})
+    (entry,) = [entry for entry in made.decisions if entry.policy == "sensors"]
+    assert "3 of 4 steps stay unseen" in entry.reason
+    rows = [row.observation for row in read_signals(made.folder.signals)]
+    assert [row.step for row in rows] == [1, 5, 9, 13]
+    assert rows[0].step_time_s == pytest.approx(0.1, rel=0.1)
+    assert rows[2].step_time_s == pytest.approx(0.1 / 4, rel=0.1)
+
+
+def test_a_hang_reaches_the_records_from_its_own_thread(run):
+    made = run(scripted({})).train(2.0)
+    made.session._hang(Hang(stalled_s=700.0, limit_s=600.0, step=1, phase="train", stacks=None))
+    (entry,) = made.decisions
+    assert (entry.policy, entry.action, entry.requested) == ("sensors", "Advise", "hang-1")
+    assert "no heartbeat for 700 s in phase train" in entry.reason
+    assert made.end().findings == {"hang": 1}
+
+
+def test_the_watchdog_runs_from_begin_to_end(run):
+    import threading
+
+    names = lambda: {thread.name for thread in threading.enumerate()}  # noqa: E731
+    made = run(scripted({}), watchdog=True).train(2.0)
+    assert {"mindtune-watchdog", "mindtune-sampler"} <= names()
+    made.end()
+    assert not {"mindtune-watchdog", "mindtune-sampler"} & names()
+
+
+def test_findings_from_outside_count_once_where_told_once():
+    engine = build_engine({}, mode="observe")
+    controller = LiveController(engine, OwnStep(SimulatedStep(), job_size=1).actuators)
+    for step in (1, 50):
+        controller.report_once(
+            Finding(step=step, last_step=step, kind=FindingKind.HIDDEN_STEPS,
+                    severity=Severity.WARNING, message="hidden")
+        )  # fmt: skip
+    assert controller.finding_counts == {"hidden_steps": 1}
+
+
+# Ends ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(MemoryError("m"), "oom"), (RuntimeError("r"), "crash"), (KeyboardInterrupt(), "interrupted"),
+     (SystemExit(1), "interrupted")],
+)  # fmt: skip
+def test_what_ended_the_run_is_typed(run, error, outcome):
+    result = run(scripted({})).train(2.0, 3.0).end(error)
+    assert (result.outcome, result.steps, result.final_loss) == (outcome, 2, 3.0)
+    assert result.message.startswith(type(error).__name__)
+
+
+def test_a_run_whose_last_loss_is_no_number_is_non_finite(run):
+    result = run(scripted({})).train(2.0, math.inf).end()
+    assert (result.outcome, result.message) == (
+        "non_finite", "the loss of the last step, 2, is inf",
+    )  # fmt: skip
+
+
+def test_an_evaluation_that_fails_is_the_runs_failure(run):
+    def fail():
+        raise ValueError("no validation set")
+
+    made = run(scripted({}), workload=Workload(eval_fn=fail)).train(2.0)
+    with pytest.raises(ValueError, match="no validation set"):
+        made.session.end()
+    result = read_document(RunResult, made.folder.result)
+    assert (result.outcome, result.message) == ("crash", "ValueError: no validation set")
+
+
+def test_the_second_end_changes_nothing(run):
+    made = run(scripted({})).train(2.0)
+    assert made.end().outcome == "ok"
+    assert made.end(RuntimeError("later")).outcome == "ok"
+
+
+def test_the_result_of_an_earlier_segment_is_gone_while_the_next_runs(run):
+    made = run(scripted({})).train(2.0)
+    made.end()
+    again = run(scripted({})).train(2.0)
+    assert not again.folder.result.exists()
+
+
+# State -----------------------------------------------------------------------------------------
+
+
+def test_state_survives_and_restores_what_policies_had_set(run):
+    made = run(scripted({3: (SetLearningRateScale(0.5),)})).train(*[2.0] * 4)
+    made.session.controller._actuators.apply(SetBatchSize(16))
+    state = json.loads(json.dumps(made.session.state().to_dict(), allow_nan=False))
+    assert state["knobs"] == {"learning_rate_scale": 0.5, "num_microbatches": 2}
+    step = SimulatedStep()
+    step.knobs["clip_norm"] = 7.0
+    again = run(scripted({}), step=step, resumed=ControllerState.from_dict(state)).train(2.0)
+    assert (step.knobs["learning_rate_scale"], step.num_microbatches) == (0.5, 2)
+    assert step.knobs["clip_norm"] == 7.0
+    assert again.session.step == 5
+    assert again.session.state().knobs == made.session.state().knobs
+
+
+def test_a_knob_that_the_new_step_lacks_is_left_out_with_a_warning(run, caplog):
+    state = ControllerState(step=3, updates=3, engine={}, knobs={"loss_scale": 4.0})
+    made = run(scripted({}), resumed=state).train(2.0)
+    assert made.step.knobs["loss_scale"] == 1024.0
+    assert "loss_scale of the saved run is left out" in caplog.text
+
+
+# Ranks -----------------------------------------------------------------------------------------
+
+
+def test_on_several_ranks_times_are_those_of_the_step_before(run):
+    machine = Machine(rank=0, num_ranks=2)
+    made = run(scripted({}), step=SimulatedStep(world_size=2), machine=machine).train(2.0)
+    row = HostSignals(step_time_s=0.5, data_time_s=0.25, phase="train")
+    slow = HostSignals(step_time_s=2.0, data_time_s=0.125, phase="compile")
+    made.step.rows = (row.to_row(), slow.to_row())
+    made.train(2.0)
+    made.end()
+    first, second = (entry.observation for entry in read_signals(made.folder.signals))
+    assert (first.phase, first.step_time_s, first.tokens_per_s) == ("compile", None, None)
+    assert (second.phase, second.step_time_s, second.data_time_s) == ("compile", 2.0, 0.25)
+    # 8 samples of 4 tokens on 2 ranks in the step before, which took 2 s.
+    assert (second.tokens, second.tokens_per_s) == (64, 32.0)
+    assert len(made.step.sent) == 8
+
+
+# The rest --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("Adam", "adam"), ("AdamWeightDecay", "adam"), ("AdamW", "adam"), ("Lamb", "adam"),
+     ("SGD", "sgd"), ("Momentum", "sgd"), ("Ftrl", "unknown")],
+)  # fmt: skip
+def test_the_family_of_an_optimizer_shows_in_its_class(name, family):
+    assert optimizer_family(type(name, (), {})()) == family
+    assert optimizer_family(type("Own", (type(name, (), {}),), {})()) == family
+
+
+def test_the_controller_loads_no_framework():
+    code = (
+        "import sys, mindtune.controller.live.session, mindtune.controller.live.trial_report\n"
+        "print(sorted({'mindspore', 'pandas', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
