@@ -72,6 +72,11 @@ class SpaceReport:
         return len(self.configs)
 
     @property
+    def keys(self) -> frozenset[str]:
+        """Hashes of the feasible configs."""
+        return frozenset(self.space.key(entry.config) for entry in self.configs)
+
+    @property
     def emptied_by(self) -> str | None:
         """Why nothing is left, naming the rule behind it; None where something is."""
         if self.configs:
