@@ -1,0 +1,134 @@
+"""From a run's records to its row."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindtune.controller.contract import DecisionRecord, RunResult, read_document
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.records import RunFolder, read_decisions, read_signals
+from mindtune.experiments.fault_injection.rows import FaultRow
+from mindtune.experiments.provenance import Provenance
+from mindtune.policies.signals import Observation
+
+__all__ = ["RowFacts", "measure_run", "steps_above"]
+
+_FINAL_SHARE = 0.1
+_ABOVE = 1.15
+"""The explosion that the detectors know in the cold start; healthy runs of the workload rise by
+1.07 at most, taken as here over the median of three losses."""
+_ADVISE = "Advise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFacts:
+    """What a row holds beside the run's own records."""
+
+    fault: str
+    guard: str
+    seed: int
+    config_hash: str
+    fault_step: int | None
+    wall_s: float
+    load_1m: float | None
+    measured: Provenance
+
+
+def measure_run(folder: Path, facts: RowFacts) -> FaultRow:
+    """Return the row of a run that has ended.
+
+    Raises:
+        ConfigError: Its records are missing or cannot be read.
+    """
+    records = RunFolder(folder)
+    result = read_document(RunResult, records.result)
+    steps = [row.observation for row in read_signals(records.signals)]
+    if not steps:
+        raise ConfigError(f"{records.signals} must hold the steps of a run, but it holds none.")
+    decisions = read_decisions(records.decisions)
+    above = steps_above([step.loss for step in steps])
+    skipped = [bool(step.update_skipped) for step in steps]
+    lost = [step for step, a, s in zip(steps, above, skipped, strict=True) if a or s]
+    return FaultRow(
+        fault=facts.fault,
+        guard=facts.guard,
+        seed=facts.seed,
+        config_hash=facts.config_hash,
+        outcome=result.outcome,
+        message=result.message,
+        steps=result.steps,
+        samples=sum(_samples(step) for step in steps),
+        final_loss=_final_loss(steps),
+        validation_loss=result.eval_loss,
+        updates_skipped=sum(skipped),
+        steps_above=sum(a and not s for a, s in zip(above, skipped, strict=True)),
+        samples_lost=sum(_samples(step) for step in lost),
+        actions=_kinds(decisions, "granted"),
+        undone=sum(record.verdict == "undone" for record in decisions),
+        proposed=_kinds(decisions, "observed"),
+        advice=tuple(str(record.requested) for record in decisions if record.action == _ADVISE),
+        fault_step=facts.fault_step,
+        first_action_step=min(
+            (record.step for record in decisions if record.verdict in ("granted", "observed")),
+            default=None,
+        ),
+        findings=dict(sorted(result.findings.items())),
+        final_batch_size=steps[-1].global_batch_size,
+        tokens_per_s=_tokens_per_s(steps),
+        wall_s=facts.wall_s,
+        load_1m=facts.load_1m,
+        measured=facts.measured,
+    )
+
+
+def steps_above(losses: Sequence[float | None]) -> list[bool]:
+    """Return per step whether training stood clearly above a loss that it had reached before.
+
+    The median of three losses, compared with its own minimum so far; a non-finite loss is above
+    anything.
+    """
+    above: list[bool] = []
+    finite: list[float] = []
+    lowest = math.inf
+    for loss in losses:
+        if loss is None or not math.isfinite(loss):
+            above.append(loss is not None)
+            continue
+        finite = [*finite, loss][-3:]
+        level = statistics.median(finite)
+        above.append(level >= _ABOVE * lowest)
+        if len(finite) == 3:
+            lowest = min(lowest, level)
+    return above
+
+
+def _samples(step: Observation) -> int:
+    return step.global_batch_size or 0
+
+
+def _final_loss(steps: Sequence[Observation]) -> float | None:
+    count = max(1, round(_FINAL_SHARE * len(steps)))
+    losses = [step.loss for step in steps[-count:] if step.loss is not None]
+    return statistics.fmean(losses) if losses else None
+
+
+def _tokens_per_s(steps: Sequence[Observation]) -> float | None:
+    timed: list[tuple[int, float]] = [
+        (step.tokens, step.step_time_s)
+        for step in steps
+        if step.phase == "train" and step.tokens is not None and step.step_time_s is not None
+    ]
+    total_s = math.fsum(time_s for _, time_s in timed)
+    return sum(tokens for tokens, _ in timed) / total_s if total_s > 0 else None
+
+
+def _kinds(decisions: Sequence[DecisionRecord], verdict: Any) -> dict[str, int]:
+    return dict(
+        sorted(Counter(record.action for record in decisions if record.verdict == verdict).items())
+    )

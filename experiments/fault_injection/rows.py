@@ -1,0 +1,136 @@
+"""The measured rows: one line of `rows.jsonl` per run that ended in good order.
+
+The file is append-only. A row is written as soon as its run has ended, so that an experiment may
+be stopped at any time and goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from mindtune.controller.contract import Document, Number, parse
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.records.append_file import open_append
+from mindtune.experiments.provenance import Provenance
+
+__all__ = ["FaultRow", "RowKey", "append_row", "read_rows"]
+
+RowKey = tuple[str, str, int]
+"""Fault, guard, seed."""
+
+
+class FaultRow(Document):
+    """What one run of one case, one guard and one seed came to."""
+
+    FILE: ClassVar[str] = "rows.jsonl"
+
+    fault: str
+    guard: str
+    seed: int = Field(ge=0)
+    config_hash: str
+    """Of the overrides and the mode: two rows with equal keys are comparable iff it is equal."""
+    outcome: str
+    """Of the run's result.json: ok, stopped or non_finite."""
+    message: str = ""
+    steps: int = Field(ge=1)
+    """Optimizer steps attempted."""
+    samples: int = Field(ge=1)
+    """Samples that were trained on."""
+    final_loss: Number | None
+    """Mean training loss of the last tenth of the steps, in nats per byte."""
+    validation_loss: Number | None
+    """Loss on the held-out text when training ended; None where a policy ended it before."""
+    updates_skipped: int = Field(ge=0)
+    """Optimizer steps that left the weights as they were."""
+    steps_above: int = Field(ge=0)
+    """Steps at a loss at least 15 % above one that the run had reached before."""
+    samples_lost: int = Field(ge=0)
+    """Samples of the steps that were lost in either way."""
+    actions: dict[str, int]
+    """Granted actions by kind."""
+    undone: int = Field(ge=0)
+    """Actions that the arbiter took back."""
+    proposed: dict[str, int]
+    """Actions by kind that were only observed."""
+    advice: tuple[str, ...]
+    """Ids of the advices given."""
+    fault_step: int | None
+    """Step from which the fault acts; None: there is no fault."""
+    first_action_step: int | None
+    """Step whose signals led to the first action, granted or observed."""
+    findings: dict[str, int]
+    """Incidents by kind of finding."""
+    final_batch_size: int | None
+    """Samples per optimizer step at the end."""
+    tokens_per_s: float | None
+    """Over all steps without a compile, data wait included."""
+    wall_s: float = Field(ge=0)
+    """Of the whole process, start and compile included."""
+    load_1m: float | None
+    """The machine's load when the run began: above the number of cores, times are not to be
+    trusted."""
+    measured: Provenance
+
+    @property
+    def key(self) -> RowKey:
+        """What no two rows of one file share."""
+        return (self.fault, self.guard, self.seed)
+
+    @property
+    def steps_lost(self) -> int:
+        """Updates skipped, and steps spent above a loss reached before."""
+        return self.updates_skipped + self.steps_above
+
+    @property
+    def detection_delay(self) -> int | None:
+        """Steps from the fault's begin to the first action; None without either."""
+        if self.fault_step is None or self.first_action_step is None:
+            return None
+        return self.first_action_step - self.fault_step
+
+
+def append_row(path: Path, row: FaultRow) -> None:
+    """Append one row; it is in the file when this returns.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    with open_append(path) as file:
+        file.write(row.to_json(indent=None) + "\n")
+
+
+def read_rows(path: Path) -> dict[RowKey, FaultRow]:
+    """Return the rows of a file in their order; none where there is no file.
+
+    A cut last line, which a killed writer left, is passed over.
+
+    Raises:
+        ConfigError: A whole line is no row, or two rows have one key.
+    """
+    rows: dict[RowKey, FaultRow] = {}
+    if not path.exists():
+        return rows
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith("\n"):
+                break
+            row = _row(line, source=f"{path}, line {number}")
+            if row.key in rows:
+                raise ConfigError(
+                    f"{path}, line {number}: {row.key} must stand once, but it is there before; "
+                    "remove one of the two lines."
+                )
+            rows[row.key] = row
+    return rows
+
+
+def _row(line: str, *, source: str) -> FaultRow:
+    try:
+        content = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{source} must be JSON, but: {error.msg}.") from None
+    return parse(FaultRow, content, source=source)
