@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mindtune.controller.contract import (
+    KnobsFile,
     Outcome,
     TrialRecord,
     TrialResult,
@@ -23,6 +24,7 @@ from mindtune.controller.contract import (
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.failure_text import is_out_of_memory, last_exception, read_tail
 from mindtune.controller.trials.launcher import LaunchReport
+from mindtune.controller.trials.log_result import result_from_logs
 from mindtune.controller.trials.memory_log import worst_pool_peak
 from mindtune.search.errors import SearchError
 from mindtune.search.knobs import DERIVED, KnobValue, canonical
@@ -63,6 +65,8 @@ def judge(report: LaunchReport, *, knobs: Mapping[str, KnobValue]) -> TrialOutco
         finding = _worker_finding(report, result)
     if finding is None and unreadable:
         finding = _Finding(outcome="crash", message=unreadable)
+    if finding is None and result is None and not _failed_exits(report):
+        result = _logged_result(report)
     if finding is None:
         finding = _exit_finding(report, result)
     if finding is None and result is not None:
@@ -124,6 +128,14 @@ def _read_result(path: Path) -> tuple[TrialResult | None, str]:
         return None, f"{path.name} is not readable: {error}"
 
 
+def _logged_result(report: LaunchReport) -> TrialResult | None:
+    """Return what the logs of a program without our callback tell."""
+    path = report.trial_dir / KnobsFile.FILE
+    plan = read_document(KnobsFile, path).trial if path.exists() else None
+    logs = [log for name, paths in report.logs.items() if name != "scheduler" for log in paths]
+    return result_from_logs(logs, warmup_steps=0 if plan is None else plan.warmup_steps)
+
+
 def _launcher_finding(report: LaunchReport) -> _Finding | None:
     supervised = report.supervised
     match supervised.ended_by:
@@ -182,16 +194,14 @@ def _with_rank(report: LaunchReport, rank: int, message: str) -> str:
 
 def _exit_finding(report: LaunchReport, result: TrialResult | None) -> _Finding | None:
     """Return the failure that exit codes tell, of processes that ended by themselves."""
-    supervised = report.supervised
-    own = {name: supervised.exit_codes[name] for name in supervised.own_exits}
-    ranks = {name: code for name, code in own.items() if name.startswith("rank")}
-    # msrun's own code says nothing about the ranks once they have left theirs.
-    codes = ranks or own
-    failed = {name: code for name, code in codes.items() if code}
+    failed = _failed_exits(report)
     if not failed:
         if result is not None:
             return None
-        message = "the program ended with exit code 0 but left no result.json"
+        message = (
+            "the program ended with exit code 0 but left no result.json, and no reader found "
+            "step times in its logs"
+        )
         return _Finding(outcome="crash", message=message)
     name, code = next(iter(failed.items()))
     cause = _logged_exception(report, [name]) or ""
@@ -203,6 +213,15 @@ def _exit_finding(report: LaunchReport, result: TrialResult | None) -> _Finding 
     if is_out_of_memory(cause) or _killed_for_memory(report, code):
         return _Finding(outcome="oom", message=message)
     return _Finding(outcome="crash", message=message)
+
+
+def _failed_exits(report: LaunchReport) -> dict[str, int]:
+    """Return the non-zero exit codes of processes that ended by themselves."""
+    supervised = report.supervised
+    own = {name: supervised.exit_codes[name] for name in supervised.own_exits}
+    ranks = {name: code for name, code in own.items() if name.startswith("rank")}
+    # msrun's own code says nothing about the ranks once they have left theirs.
+    return {name: code for name, code in (ranks or own).items() if code}
 
 
 def _exit_text(code: int | None) -> str:
