@@ -150,11 +150,9 @@ def parse_npu_smi(text: str) -> list[NpuDescription]:
     devices: list[NpuDescription] = []
     card: list[str] | None = None
     for line in text.splitlines():
-        if "Process id" in line:
-            # The table of processes follows, whose rows look alike.
-            break
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if not line.lstrip().startswith("|") or len(cells) != 3:
+            # Rules, and the table of processes, which has more columns.
             continue
         # A chip's row first: the cell `0     0` of an A3 die has the form of `0     910B3`.
         if card is not None and _CELL_ID.fullmatch(cells[0]) and _BUS.fullmatch(cells[1]):

@@ -58,6 +58,11 @@ CARD_310P = """\
 | 0     1      | NA          | NA        1764 / 21527                          |
 """
 
+CARD_WITHOUT_HBM = """\
+| 0     310P3               | OK            | 17.0        50                0    / 0             |
+| 0                         | 0000:01:00.0  | 12          512  / 21527      0     / 0            |
+"""
+
 
 def reading(utilization, used, total, temperature, power):
     return DeviceReading(
@@ -95,8 +100,9 @@ def reading(utilization, used, total, temperature, power):
                 (64, 0, "310P3", "OK", reading(None, 1764, 21527, 48.0, None)),
             ],
         ),
+        (CARD_WITHOUT_HBM, [(0, 0, "310P3", "OK", reading(0.12, 512, 21527, 50.0, 17.0))]),
     ],
-    ids=["A2", "A3", "910A", "310P"],
+    ids=["A2", "A3", "910A", "310P", "310P with an empty HBM column"],
 )
 def test_each_layout_is_read(text, expected):
     found = [(d.npu, d.chip, d.name, d.health, d.reading) for d in parse_npu_smi(text)]
