@@ -49,6 +49,7 @@ class ApplyUpdate(nn.Cell):
         self._needs_local_norm = self.reduction.needs_local_norm
         self._gather = RowGather(layout)
         self.learning_rate = LearningRate(optimizer)
+        self._num_rates = len(self.learning_rate.rates)
         self._top_k = compression.kind == "topk"
         if self._top_k:
             self.residual = self.reduction.codec.residual
@@ -112,7 +113,13 @@ class ApplyUpdate(nn.Cell):
             updates: Any = ()
             for index in range(len(self._dtypes)):
                 updates += ((reduced[index] * multiplier).astype(self._dtypes[index]),)
+            for index in range(self._num_rates):
+                ops.assign(
+                    self.learning_rate.rates[index], self.learning_rate.bases[index] * rate_scale
+                )
             self.optimizer(updates)
+            for index in range(self._num_rates):
+                ops.assign(self.learning_rate.rates[index], self.learning_rate.bases[index])
             if self._top_k:
                 ops.assign(self.residual, residual)
 

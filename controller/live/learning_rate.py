@@ -31,50 +31,49 @@ class LearningRate(nn.Cell):
     """The optimizer's learning rate as a scale over its schedule.
 
     Schedules and tables are cells: they are wrapped in `ScaledSchedule`, and the wrapper replaces
-    them in the optimizer. A plain float is a Parameter that the optimizer reads: it is written as
-    base x scale. Groups hold one or the other per group; `mindspore.experimental.optim` and
-    `mint.optim` hold Parameters.
-
-    A Parameter that somebody else wrote since (MindSpore's `ReduceLROnPlateau`, say) is taken as
-    the new base the next time the scale is set.
+    them in the optimizer. A plain float is a Parameter that the optimizer reads, and groups hold
+    one or the other per group; `mindspore.experimental.optim` and `mint.optim` hold Parameters.
+    Such `rates` are scaled for the length of an update only: before it they are copied to `bases`,
+    after it copied back. So whoever else writes or reads them between updates (a scheduler of
+    `experimental.optim`, `ReduceLROnPlateau`, a checkpoint) deals with the unscaled rate.
     """
 
     def __init__(self, optimizer: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self._dynamic = bool(getattr(optimizer, "dynamic_lr", False))
-        self._grouped = bool(getattr(optimizer, "is_group_lr", False))
+        grouped = bool(getattr(optimizer, "is_group_lr", False))
         wrapped = _wrapped_scale(optimizer) if self._dynamic else None
         self.scale = (
             _float_parameter(1.0, "mindtune.learning_rate_scale") if wrapped is None else wrapped
         )
-        self.rates = ParameterTuple(())
-        self.bases = ParameterTuple(())
+        rates: tuple[Parameter, ...] = ()
         if self._dynamic:
-            _wrap_schedules(optimizer, self.scale, grouped=self._grouped)
-            self.first = optimizer.learning_rate[0] if self._grouped else optimizer.learning_rate
+            _wrap_schedules(optimizer, self.scale, grouped=grouped)
+            self.first = optimizer.learning_rate[0] if grouped else optimizer.learning_rate
             self.global_step = optimizer.global_step
         else:
-            rates = _rate_parameters(optimizer, grouped=self._grouped)
-            self.rates = ParameterTuple(rates)
-            self.bases = ParameterTuple(
-                _float_parameter(float(rate.asnumpy()), f"mindtune.base_learning_rate.{index}")
-                for index, rate in enumerate(rates)
-            )
+            rates = _rate_parameters(optimizer, grouped=grouped)
+        self.rates = ParameterTuple(rates)
+        self.bases = ParameterTuple(
+            _float_parameter(float(rate.asnumpy()), f"mindtune.base_learning_rate.{index}")
+            for index, rate in enumerate(rates)
+        )
 
     def construct(self) -> Any:
-        """Return (rate of the first group that acts in the next update, factor that acts).
-
-        For Parameters the factor is measured: the rate over its base.
-        """
-        if self._dynamic:
-            return self.first(self.global_step).reshape(()), self.scale.value()
-        rate = self.rates[0].value()
-        base = self.bases[0].value()
+        """Copy the rates; return (scaled rate of the first group, scale)."""
         scale = self.scale.value()
-        return rate, ops.where(ops.equal(rate, base * scale), scale, rate / base)
+        if self._dynamic:
+            return self.first(self.global_step).reshape(()), scale
+        for index in range(len(self.rates)):
+            ops.assign(self.bases[index], self.rates[index])
+        return self.bases[0] * scale, scale
 
     def set_scale(self, scale: float) -> None:
-        """Make `scale` the factor of every group from the next update on."""
+        """Scale the rates from the host, for a training step that is not ours.
+
+        There nothing scales them for the length of an update, so `rates` stay scaled; a rate that
+        somebody else wrote since the last call is taken as already scaled.
+        """
         old = np.float32(self.scale.asnumpy())
         new = np.float32(scale)
         for rate, base in zip(self.rates, self.bases, strict=True):

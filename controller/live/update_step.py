@@ -273,8 +273,6 @@ class UpdateStep(nn.Cell):
         for name, value in self._pending.items():
             if name == "num_microbatches":
                 self._num_microbatches = int(value)
-            elif name == "learning_rate_scale":
-                self.update.learning_rate.set_scale(value)
             else:
                 ops.assign(knobs[name], Tensor(value, mstype.float32))
         self._pending.clear()

@@ -81,7 +81,7 @@ def obedience(form):
 
 
 def foreign_rate():
-    """Somebody else writes the rate: it is the base of the next scale."""
+    """Somebody else writes the rate: the scale lies over it, and they read what they wrote."""
     net = Net()
     optimizer = FORMS["float"](net)
     step = TrainStep(net, optimizer)
@@ -90,9 +90,16 @@ def foreign_rate():
     ops.assign(optimizer.learning_rate, Tensor(0.25, ms.float32))
     step(*batch(1))
     seen = [step.last_report.learning_rate, step.last_report.learning_rate_scale]
-    step.set_learning_rate_scale(0.25)
-    step(*batch(2))
-    return [*seen, step.last_report.learning_rate, step.last_report.learning_rate_scale]
+    seen.append(float(optimizer.learning_rate.asnumpy()))
+    optimizer = FORMS["experimental"](net)
+    step = TrainStep(net, optimizer)
+    step.set_learning_rate_scale(0.5)
+    scheduler = optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for index in range(3):
+        step(*batch(index))
+        seen.append(step.last_report.learning_rate)
+        scheduler.step()
+    return seen
 
 
 def accumulation():

@@ -67,12 +67,10 @@ def test_learning_rate_scale_is_obeyed_and_reported(seen, form):
         assert rate == pytest.approx(scale * scheduled(form, index), rel=1e-5)
 
 
-def test_a_rate_written_by_somebody_else_is_the_base_of_the_next_scale(seen):
-    rate, scale, next_rate, next_scale = seen["foreign_rate"]
-    assert rate == 0.25
-    assert scale == pytest.approx(25.0)  # 0.25 over the base 0.01: not what was asked for
-    assert next_rate == 0.125  # half of it was taken for the old scale's doing
-    assert next_scale == 0.25
+def test_the_scale_lies_over_a_rate_that_somebody_else_writes(seen):
+    rate, scale, left_behind, *decayed = seen["foreign_rate"]
+    assert (rate, scale, left_behind) == (0.125, 0.5, 0.25)
+    assert decayed == pytest.approx([0.005, 0.0025, 0.00125])
 
 
 def test_any_split_into_micro_batches_gives_the_step_of_the_whole_batch(seen):
