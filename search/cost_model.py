@@ -9,14 +9,22 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mindtune.search.facts import StudyFacts
-from mindtune.search.knobs import Config
+from mindtune.search.knobs import Config, KnobValue
+from mindtune.search.layout import DEGREES
 from mindtune.search.memory_model import MemoryParts, memory_parts
 from mindtune.search.time_model import TimeParts, time_parts
 
-__all__ = ["CostModel", "Measurement", "Prediction", "calibrate"]
+__all__ = ["COST_KNOBS", "CostModel", "Measurement", "Prediction", "calibrate"]
+
+COST_KNOBS = (
+    *DEGREES, "expert_parallel", "pp_interleave_num", "use_seq_parallel", "micro_batch_size",
+    "optimizer_sharding", "precision", "recompute", "optimizer_offload", "gradient_compression",
+    "comm_overlap",
+)  # fmt: skip
+"""Every knob that the formulas read."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,10 @@ class CostModel:
     time_scale: float = 1.0
     calibrated_by: int = 0
     """Measurements behind the corrections; 0: formulas alone."""
+    _known: dict[tuple[KnobValue | None, ...], tuple[MemoryParts | None, TimeParts | None]] = (
+        field(default_factory=dict, init=False, compare=False, repr=False)
+    )
+    """Parts by the knobs that decide them: most configs of a large space share theirs."""
 
     @property
     def memory_limit(self) -> float | None:
@@ -57,11 +69,19 @@ class CostModel:
 
     def memory_parts(self, config: Config) -> MemoryParts | None:
         """Return the formula's parts of a complete config."""
-        return memory_parts(config, self.facts)
+        return self._parts(config)[0]
 
     def time_parts(self, config: Config) -> TimeParts | None:
         """Return the formula's parts of a complete config."""
-        return time_parts(config, self.facts)
+        return self._parts(config)[1]
+
+    def _parts(self, config: Config) -> tuple[MemoryParts | None, TimeParts | None]:
+        key = tuple(map(config.get, COST_KNOBS))
+        known = self._known.get(key)
+        if known is None:
+            known = (memory_parts(config, self.facts), time_parts(config, self.facts))
+            self._known[key] = known
+        return known
 
     def memory_bytes(self, config: Config) -> float | None:
         """Return the predicted memory of the worst rank.

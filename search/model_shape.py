@@ -9,6 +9,7 @@ left out of FLOPs, as in all published MFU figures (PaLM, arXiv 2204.02311, appe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from mindtune.search.errors import SearchError
 
@@ -34,7 +35,7 @@ class LayerFlops:
         """Scores and values: what selective recomputation repeats."""
         return self.attention_scores + self.attention_values
 
-    @property
+    @cached_property
     def total(self) -> float:
         """FLOPs per token of the whole layer."""
         return (
@@ -88,7 +89,7 @@ class ModelShape:
         """Heads that keys and values have."""
         return self.num_kv_heads or self.num_heads
 
-    @property
+    @cached_property
     def kv_size(self) -> int:
         """Width of keys, and of values."""
         return self.kv_heads * (self.hidden_size // self.num_heads)
@@ -98,7 +99,7 @@ class ModelShape:
         """MLPs that each token passes: 1 without experts."""
         return (self.experts_per_token or 1) if self.num_experts else 1
 
-    @property
+    @cached_property
     def mlp_width(self) -> int:
         """Width of one MLP or expert."""
         if self.num_experts:
@@ -121,30 +122,30 @@ class ModelShape:
         """The matrix that scores the experts; 0 without experts."""
         return self.hidden_size * self.num_experts if self.num_experts else 0
 
-    @property
+    @cached_property
     def dense_layer_parameters(self) -> int:
         """One layer without its experts: attention, router, two norms, and a dense MLP."""
         mlp = 0 if self.num_experts else self.mlp_parameters
         return self.attention_parameters + self.router_parameters + 2 * self.hidden_size + mlp
 
-    @property
+    @cached_property
     def expert_layer_parameters(self) -> int:
         """All experts of one layer; 0 without experts."""
         return self.num_experts * self.mlp_parameters if self.num_experts else 0
 
-    @property
+    @cached_property
     def embedding_parameters(self) -> int:
         """The embedding's matrix."""
         return self.vocab_size * self.hidden_size
 
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         """All matrices and the norms' weights; biases and learnt positions are not counted."""
         layers = self.dense_layer_parameters + self.expert_layer_parameters
         tables = self.embedding_parameters * (1 if self.tie_embeddings else 2)
         return self.num_layers * layers + tables + self.hidden_size
 
-    @property
+    @cached_property
     def layer_flops(self) -> LayerFlops:
         """Forward FLOPs of one layer per token."""
         hidden = self.hidden_size
@@ -157,7 +158,7 @@ class ModelShape:
             mlp=2.0 * self.active_experts * self.mlp_parameters,
         )
 
-    @property
+    @cached_property
     def head_flops(self) -> float:
         """Forward FLOPs of the output layer per token."""
         return 2.0 * self.hidden_size * self.vocab_size
@@ -167,7 +168,7 @@ class ModelShape:
         """Forward FLOPs of the whole model per token."""
         return self.num_layers * self.layer_flops.total + self.head_flops
 
-    @property
+    @cached_property
     def model_flops(self) -> float:
         """Forward and backward FLOPs per token: the numerator of MFU."""
         return (1.0 + BACKWARD_TO_FORWARD) * self.forward_flops

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mindtune.search import layout
-from mindtune.search.cost_model import CostModel
+from mindtune.search.cost_model import COST_KNOBS, CostModel
 from mindtune.search.knobs import Config
 
 __all__ = ["RULES", "Rule"]
@@ -335,8 +335,6 @@ RULES: tuple[Rule, ...] = (
     Rule("offload_needs_device", "optimizer_offload needs a device with memory of its own",
          ("optimizer_offload",), _offload_needs_device),
     Rule("memory", "the predicted memory fits; an unknown one rejects nothing",
-         (*layout.DEGREES, "expert_parallel", "pp_interleave_num", "use_seq_parallel",
-          "micro_batch_size", "optimizer_sharding", "precision", "recompute",
-          "optimizer_offload", "gradient_compression"), _memory),
+         COST_KNOBS, _memory),
 )  # fmt: skip
 """The documented order."""

@@ -36,13 +36,13 @@ from mindtune.search.errors import SearchError, SpaceExhaustedError
 from mindtune.search.history import Attempt, infer
 from mindtune.search.knobs import Config
 from mindtune.search.remaining import Remaining
+from mindtune.search.repeats import Repeat, add_repeat, repeats
 from mindtune.search.sampler import GuidedSampler, attempts, parameters
 
 __all__ = ["CONFIG", "MEMORY", "REASON", "STEP_TIME", "Proposal", "Proposer", "Repeat"]
 
 _CHOICES = "space"
 """User attribute of the study: the choices of every knob, which may not change."""
-_REPEAT = "repeat:"
 _CONFIGS_FAULT = frozenset({"oom", "bad_config", "non_finite", "timeout", "infeasible"})
 """Outcomes that the config itself causes: samplers learn them as violated constraints."""
 _MAX_REJECTIONS = 200
@@ -63,16 +63,6 @@ class Proposal:
     retry_of: int | None
     """Number of the interrupted trial that this one repeats."""
     prediction: Prediction
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """One further measurement of a finished trial's config."""
-
-    number: int
-    repeat: int
-    value: float | None
-    attrs: dict[str, Any]
 
 
 class Proposer:
@@ -228,20 +218,11 @@ class Proposer:
         self, number: int, repeat: int, value: float | None, attrs: Mapping[str, Any] | None = None
     ) -> None:
         """Record a further measurement of a finished trial's config."""
-        entry = json.dumps({"value": value, "attrs": dict(attrs or {})})
-        self.study.set_user_attr(f"{_REPEAT}{number}:{repeat}", entry)
+        add_repeat(self.study, number, repeat, value, attrs or {})
 
     def repeats(self, number: int | None = None) -> tuple[Repeat, ...]:
         """Return the repeats of one trial or of all, in order."""
-        found = []
-        for name, text in self.study.user_attrs.items():
-            if not name.startswith(_REPEAT):
-                continue
-            owner, repeat = map(int, name[len(_REPEAT) :].split(":"))
-            if number in (None, owner):
-                entry = json.loads(text)
-                found.append(Repeat(owner, repeat, entry["value"], entry["attrs"]))
-        return tuple(sorted(found, key=lambda entry: (entry.number, entry.repeat)))
+        return repeats(self.study, number)
 
     def _check_choices(self) -> None:
         own = {name: list(distribution.choices) for name, distribution in self._parameters.items()}
