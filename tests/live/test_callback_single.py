@@ -308,8 +308,8 @@ def test_a_ragged_last_batch_compiles_once_and_counts_its_own_tokens(graph):
 
 
 def test_the_host_side_costs_milliseconds_at_most(graph):
-    # About 0.2 ms on an idle machine; the limit only catches a blunder.
-    assert graph["host_cost"]["median_us"] < 5000
+    # The limit only catches a blunder: other processes share the machine.
+    assert graph["host_cost"]["cpu_us_50"] < 5000
 
 
 # Hand-written loops ---------------------------------------------------------------------------
