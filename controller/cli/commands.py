@@ -7,6 +7,7 @@ from collections.abc import Callable
 from mindtune.controller.cli.demo import demo
 from mindtune.controller.cli.doctor import doctor
 from mindtune.controller.cli.export import export
+from mindtune.controller.cli.gate import gate
 from mindtune.controller.cli.init import init
 from mindtune.controller.cli.report import report
 from mindtune.controller.cli.run import run
@@ -23,6 +24,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "export": export,
     "run": run,
     "report": report,
+    "gate": gate,
     "doctor": doctor,
 }
 """Command name -> function whose signature is its options and whose result is the exit code."""

@@ -12,6 +12,7 @@ from mindtune.controller.contract.files import (
     write_json,
     write_yaml,
 )
+from mindtune.controller.contract.gate_file import GateFile, GateRule
 from mindtune.controller.contract.outputs import (
     CompareOutput,
     CompareRow,
@@ -86,7 +87,9 @@ __all__ = [
     "ExplainOutput",
     "FindingRecord",
     "GateCheck",
+    "GateFile",
     "GateOutput",
+    "GateRule",
     "GradNormPrior",
     "KnobOverride",
     "KnobsFile",

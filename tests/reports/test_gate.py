@@ -1,0 +1,78 @@
+"""The gate: every statistic, missing signals, and what it prints and exits with."""
+
+import json
+import math
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from mindtune.controller.cli.app import main
+from mindtune.controller.contract import GateOutput, GateRule, parse
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.records import SignalWriter
+from mindtune.controller.reports.gate import judge_run
+from mindtune.policies.signals import Observation
+
+
+def write(folder, losses, norms=()):
+    folder.mkdir(exist_ok=True)
+    writer = SignalWriter(folder / "signals.csv")
+    for step, loss in enumerate(losses, start=1):
+        norm = norms[step - 1] if norms else None
+        writer.write(Observation(step=step, loss=loss, grad_norm=norm, phase="train"))
+    writer.close()
+    return folder
+
+
+def test_a_healthy_run_passes_and_says_what_was_not_measured(tmp_path, capsys):
+    run = write(tmp_path / "run", [3.0, 2.0], [1.0, 99999.0])
+    assert main(["gate", str(run), "--json"]) == 0
+    output = parse(GateOutput, json.loads(capsys.readouterr().out), source="gate")
+    assert output.passed
+    assert [check.ok for check in output.checks] == [True, True, None]
+    assert output.checks[0].value == 99999.0
+
+
+@pytest.mark.parametrize("norm", [100001.0, math.inf, math.nan])
+def test_a_huge_or_broken_norm_in_the_last_100_steps_fails(tmp_path, norm, capsys):
+    run = write(tmp_path / "run", [1.0] * 100, [1.0] * 99 + [norm])
+    assert main(["gate", str(run)]) == 1
+    assert "FAILED" in capsys.readouterr().out
+
+
+def test_a_norm_before_the_last_100_steps_is_forgiven(tmp_path):
+    run = write(tmp_path / "run", [1.0] * 101, [1e9] + [1.0] * 100)
+    assert judge_run(run).passed
+
+
+def test_own_rules_and_junit(tmp_path):
+    run = write(tmp_path / "run", [4.0, math.nan, 2.0])
+    rules = tmp_path / "gate.yaml"
+    rules.write_text(
+        "schema: 1\nrules:\n"
+        "- {name: end, signal: loss, statistic: last, max: 2.5}\n"
+        "- {name: broken, signal: loss, statistic: non_finite_share, max: 0.2}\n"
+        "- {name: mean, signal: loss, statistic: mean, max: 9}\n"
+        "- {name: speed, signal: tokens_per_s, statistic: median, min: 1, required: true}\n"
+        "- {name: norm, signal: grad_norm, statistic: max, max: 1}\n"
+    )
+    output = judge_run(run, rules)
+    assert [check.ok for check in output.checks] == [True, False, False, False, None]
+    assert output.checks[1].value == pytest.approx(1 / 3)
+    assert main(["gate", str(run), "--rules", str(rules), "--junit", str(tmp_path / "j.xml")]) == 1
+    suite = ET.parse(tmp_path / "j.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("5", "3")
+    assert [len(case.findall("failure")) for case in suite] == [0, 1, 1, 1, 0]
+    assert [len(case.findall("skipped")) for case in suite] == [0, 0, 0, 0, 1]
+
+
+def test_wrong_rules_are_refused(tmp_path):
+    run = write(tmp_path / "run", [1.0])
+    rules = tmp_path / "gate.yaml"
+    rules.write_text("schema: 1\nrules:\n- {name: a, signal: lss, statistic: max, max: 1}\n")
+    with pytest.raises(ConfigError, match="must be one of step, wall_time_s"):
+        judge_run(run, rules)
+    with pytest.raises(ValueError, match="must have a min or a max"):
+        GateRule(name="a", signal="loss", statistic="max")
+    with pytest.raises(ConfigError, match="must exist"):
+        judge_run(tmp_path)
