@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -81,9 +81,15 @@ def _statistic(rule: GateRule, values: Sequence[float]) -> float:
     if any(math.isnan(value) for value in values):
         # Every comparison with NaN is false, so that a limit is never met by one.
         return math.nan
-    return {
-        "max": max, "min": min, "mean": statistics.fmean, "median": statistics.median,
-    }[rule.statistic](values)  # fmt: skip
+    return _STATISTICS[rule.statistic](values)
+
+
+_STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
+    "max": max,
+    "min": min,
+    "mean": statistics.fmean,
+    "median": statistics.median,
+}
 
 
 def to_junit(output: GateOutput, *, suite: str) -> str:
