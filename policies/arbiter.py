@@ -15,52 +15,36 @@ left, and the knob is within reach. What fails is recorded as refused with the r
 refusal is not recorded again within `_REPEAT_AFTER` steps. Events pass once per id.
 
 In observe mode everything is counted alike and recorded as observed, and nothing is given out.
-
-The learning rate has two writers by design: the gradient-norm policy's factor, and the factor by
-which the rate follows the batch. Policies see and ask for the former alone; what is given out is
-one set-point, their product.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mindtune.policies.arbiter_state import ArbiterState, KnobState, Pending
-from mindtune.policies.coupling import learning_rate_factor
 from mindtune.policies.decisions import (
     KNOBS,
     Action,
     Advise,
     Decision,
-    Event,
     RequestStop,
     Rewind,
-    SetBatchSize,
-    SetLearningRateScale,
-    SetMicroBatch,
     SetPoint,
 )
 from mindtune.policies.facts import RunFacts
-from mindtune.policies.findings import Evidence, Finding, FindingKind, Severity
+from mindtune.policies.findings import Finding, FindingKind, Severity
+from mindtune.policies.ledger import BATCH, KnobTable, Ledger
 from mindtune.policies.limits import BUDGET_WINDOW, KnobLimits
-from mindtune.policies.outcomes import baseline_of, follow, judge, tokens_per_second
-from mindtune.policies.policy import KnobFeedback, Verdict
+from mindtune.policies.outcomes import follow, judge
+from mindtune.policies.policy import KnobFeedback
 from mindtune.policies.records import ActionRecord
 from mindtune.policies.settings import Mode
 from mindtune.policies.signals import Observation
-from mindtune.policies.windows import push
 
-__all__ = ["Arbitration", "KnobTable"]
+__all__ = ["Arbitration"]
 
-KnobTable = Mapping[str, tuple[str, KnobLimits]]
-"""Knob -> the policy that may turn it, and what it is held to."""
-
-_LR = SetLearningRateScale.knob
-_BATCH = SetBatchSize.knob
-_RECENT = 16
-_MAX_EVENTS = 64
 _REPEAT_AFTER = 64
 _BLOCKED_FOR = 256
 _SAME = 1e-6
@@ -79,19 +63,7 @@ class Arbitration:
     def __init__(
         self, table: KnobTable, facts: RunFacts, observation: Observation, state: ArbiterState
     ) -> None:
-        self._table = table
-        self._facts = facts
-        self._observation = observation
-        self._state = state
-        self._clock = state.clock + max(1, observation.step - state.last_step)
-        self._knobs = state.knobs
-        self._base_batch = state.base_batch
-        self._batch_factor = state.batch_factor
-        self._events = state.events
-        self._written: set[str] = set()
-        self._set_points: dict[str, SetPoint] = {}
-        self._granted_events: list[Event] = []
-        self._records: list[ActionRecord] = []
+        self._ledger = Ledger(table, facts, observation, state)
         self.findings: list[Finding] = []
         """Knobs that were found ineffective in this step."""
 
@@ -100,404 +72,214 @@ class Arbitration:
         """What became of the last request on each knob."""
         return {
             knob: entry.feedback
-            for knob, entry in self._knobs.items()
+            for knob, entry in self._ledger.knobs.items()
             if entry.feedback is not None
         }
 
+    def finish(self) -> tuple[tuple[Action, ...], tuple[ActionRecord, ...], ArbiterState]:
+        """Return what the actuators must apply, the records, and the next state."""
+        return self._ledger.close()
+
     def review(self) -> None:
         """Complete, undo or block what was granted earlier."""
-        for knob, entry in self._state.knobs.items():
+        for knob, entry in self._ledger.state.knobs.items():
             if entry.pending is not None:
                 self._review(knob, entry, entry.pending)
 
     def _review(self, knob: str, entry: KnobState, before: Pending) -> None:
-        _, limits = self._table[knob]
-        acting = self._acting(knob)
-        pending = follow(before, limits, self._observation, acting)
+        ledger = self._ledger
+        _, limits = ledger.table[knob]
+        pending = follow(before, limits, ledger.observation, ledger.acting(knob))
         if pending.effective and not before.effective:
-            pending = replace(pending, record=replace(pending.record, acted=self._raw(knob)))
-            self._records.append(pending.record)
+            pending = replace(pending, record=replace(pending.record, acted=ledger.raw(knob)))
+            ledger.records.append(pending.record)
             entry = replace(entry, feedback=_with_effect(entry.feedback, effective=True))
+        due = ledger.clock >= pending.since + limits.check_after + limits.settle
         if pending.mismatches >= limits.settle:
             self._block(knob, entry, pending)
-        elif not pending.judged:
-            if pending.effective:
-                self._store(knob, replace(entry, pending=None))
-            elif pending is not before:
-                self._store(knob, replace(entry, pending=pending))
-        elif self._clock >= pending.since + limits.check_after + limits.settle:
+        elif pending.judged and due:
             outcome = judge(pending, limits)
             if outcome.undo and pending.before is not None:
-                self._complete(pending, f"undone: {outcome.text}")
                 self._undo(knob, entry, pending, pending.before, outcome.text)
             else:
-                self._complete(pending, outcome.text)
-                self._store(knob, replace(entry, pending=None))
+                ledger.records.append(replace(pending.record, outcome=outcome.text))
+                ledger.store(knob, replace(entry, pending=None))
+        elif not pending.judged and (pending.effective or due):
+            ledger.store(knob, replace(entry, pending=None))
         elif pending is not before:
-            self._store(knob, replace(entry, pending=pending))
+            ledger.store(knob, replace(entry, pending=pending))
 
-    def _complete(self, pending: Pending, outcome: str) -> None:
-        self._records.append(replace(pending.record, outcome=outcome))
+    def _undo(
+        self, knob: str, entry: KnobState, pending: Pending, value: float, reason: str
+    ) -> None:
+        ledger = self._ledger
+        ledger.records.append(replace(pending.record, outcome=f"undone: {reason}"))
+        ledger.grant(
+            ledger.table[knob][0],
+            knob,
+            value,
+            "undone",
+            reason,
+            {"undoes_step": pending.record.step},
+            replace(entry, pending=None, last_grant=ledger.clock),
+        )
 
     def _block(self, knob: str, entry: KnobState, pending: Pending) -> None:
         """Leave a knob alone that reports another value than the one it was set to."""
-        owner, limits = self._table[knob]
-        raw = self._raw(knob) or 0.0
+        ledger = self._ledger
+        owner, limits = ledger.table[knob]
+        raw = ledger.raw(knob)
         text = (
-            f"{knob} was set to {pending.value:g}, but {limits.settle} steps later the training "
-            f"step still reports {raw:g}"
+            f"{knob} was set to {pending.record.requested}, but {limits.settle} steps later the "
+            f"training step still reports {raw}"
         )
-        self._records.append(replace(pending.record, acted=raw, outcome=f"ineffective: {text}"))
-        step = self._observation.step
+        ledger.records.append(replace(pending.record, acted=raw, outcome=f"ineffective: {text}"))
         self.findings.append(
             Finding(
                 step=pending.record.step,
-                last_step=step,
+                last_step=ledger.observation.step,
                 kind=FindingKind.KNOB_INEFFECTIVE,
                 severity=Severity.WARNING,
-                message=f"{text}; it does not obey.",
-                evidence={"knob": knob, "requested": pending.value, "acted": raw},
+                message=f"{text}: it does not obey.",
+                evidence={"knob": knob, "requested": pending.record.requested, "acted": raw},
             )
         )
-        self._store(
+        ledger.store(
             knob,
             replace(
                 entry,
                 pending=None,
-                blocked_until=self._clock + _BLOCKED_FOR,
+                blocked_until=ledger.clock + _BLOCKED_FOR,
                 feedback=_with_effect(entry.feedback, effective=False),
             ),
         )
-        if knob == _BATCH and pending.before is not None:
-            self._follow_batch(pending.before, owner)
+        if knob == BATCH and pending.before is not None:
+            ledger.follow_batch(pending.before, owner)
         advice = Advise(
             id=f"ineffective-{knob}",
             message=f"{text}: it does not read this knob. Train with mindtune's TrainStep, or "
             f"set the policy {owner} to observe.",
         )
-        self._event(owner, "act", advice, f"{knob} does not obey", {})
-
-    def _undo(
-        self, knob: str, entry: KnobState, pending: Pending, value: float, reason: str
-    ) -> None:
-        owner, _ = self._table[knob]
-        self._grant(
-            knob,
-            replace(entry, pending=None),
-            policy=owner,
-            value=value,
-            verdict="undone",
-            reason=reason,
-            evidence={"undoes_step": pending.record.step},
-            judged=False,
-        )
+        ledger.add_event(owner, "act", advice, f"{knob} does not obey", {})
 
     def request(self, policy: str, mode: Mode, decision: Decision) -> None:
         """Grant, observe or refuse what a policy asks for."""
         for action in decision.actions:
             if isinstance(action, (Rewind, RequestStop, Advise)):
-                self._event(policy, mode, action, decision.reason, decision.evidence)
+                self._ledger.add_event(policy, mode, action, decision.reason, decision.evidence)
             else:
-                self._set_point(policy, mode, action, decision)
+                self._request(policy, mode, action, decision)
 
-    def _event(
-        self, policy: str, mode: Mode, event: Event, reason: str, evidence: Evidence
-    ) -> None:
-        if event.id in self._events:
-            return
-        self._events = (*self._events[-_MAX_EVENTS + 1 :], event.id)
-        self._records.append(
-            ActionRecord(
-                step=self._observation.step,
-                policy=policy,
-                action=type(event).__name__,
-                requested=event.id,
-                verdict="granted" if mode == "act" else "observed",
-                reason=reason,
-                evidence={**evidence, "text": _text(event)},
-            )
-        )
-        if mode == "act":
-            self._granted_events.append(event)
-
-    def _set_point(self, policy: str, mode: Mode, action: SetPoint, decision: Decision) -> None:
+    def _request(self, policy: str, mode: Mode, action: SetPoint, decision: Decision) -> None:
+        ledger = self._ledger
         knob, wanted = action.knob, float(action.value)
-        owner, limits = self._table.get(knob, ("", None))
-        if owner != policy or limits is None or not math.isfinite(wanted):
-            rule = "is not this policy's knob" if owner != policy else "must be a finite number"
-            self._refuse(policy, knob, wanted, "invalid", f"{knob} {rule}", decision)
+        owner, limits = ledger.table.get(knob, ("", None))
+        wish = _Wish(policy, mode, knob, wanted, decision)
+        if owner != policy or limits is None:
+            self._refuse(wish, "foreign", f"{knob} is not a knob of this policy")
             return
-        entry = self._knobs.get(knob, _UNTOUCHED)
-        acting = self._acting(knob)
-        if knob in self._written:
-            self._refuse(
-                policy, knob, wanted, "conflict", f"{knob} was already written this step", decision
-            )
+        if not math.isfinite(wanted):
+            self._refuse(wish, "invalid", f"{knob} must be a finite number")
             return
+        if knob in ledger.written:
+            self._refuse(wish, "conflict", f"{knob} was already written in this step")
+            return
+        entry, acting = ledger.entry(knob), ledger.acting(knob)
         value = _cut(wanted, acting, limits)
         if acting is not None and abs(value - acting) <= _SAME * abs(acting):
             return
         code, rule = self._obstacle(entry, limits, mode, knob)
         if code:
-            self._refuse(policy, knob, wanted, code, rule, decision)
+            self._refuse(wish, code, rule)
             return
         reason = decision.reason
         if value != wanted:
             reason = f"{reason} (asked for {wanted:g}, cut to the limits)"
-        entry = replace(
-            entry,
-            last_grant=self._clock,
-            grants=(*self._spent(entry), self._clock),
-            refusal="",
-        )
+        spent = (*ledger.spent(entry), ledger.clock)
+        entry = replace(entry, last_grant=ledger.clock, grants=spent, refusal="")
         if mode == "act":
-            self._grant(
-                knob,
-                entry,
-                policy=policy,
-                value=value,
-                verdict="granted",
-                reason=reason,
-                evidence=decision.evidence,
-                judged=True,
-            )
-        else:
-            self._observe(knob, entry, policy, value, reason, decision.evidence)
+            ledger.grant(policy, knob, value, "granted", reason, decision.evidence, entry)
+            return
+        ledger.written.add(knob)
+        ledger.records.append(
+            ledger.record(policy, knob, value, "observed", reason, decision.evidence, entry)
+        )
+        feedback = KnobFeedback(
+            step=ledger.observation.step,
+            requested=value,
+            granted=None,
+            verdict="observed",
+            reason="observe mode",
+        )
+        ledger.store(knob, replace(entry, feedback=feedback))
 
     def _obstacle(
         self, entry: KnobState, limits: KnobLimits, mode: Mode, knob: str
     ) -> tuple[str, str]:
         """Return kind and text of what stands in the way, or empty strings."""
-        if self._clock < entry.blocked_until:
+        ledger = self._ledger
+        if ledger.clock < entry.blocked_until:
             return "ineffective", f"{knob} did not obey before"
-        if entry.last_grant is not None and self._clock - entry.last_grant < limits.cooldown:
-            since = self._clock - entry.last_grant
+        if entry.last_grant is not None and ledger.clock - entry.last_grant < limits.cooldown:
+            since = ledger.clock - entry.last_grant
             return "cooldown", f"{since} of {limits.cooldown} steps of cool-down have passed"
-        if len(self._spent(entry)) >= limits.budget:
+        if len(ledger.spent(entry)) >= limits.budget:
             return "budget", f"{limits.budget} moves in {BUDGET_WINDOW} steps are spent"
-        if mode == "act" and knob not in self._facts.reachable:
+        if mode == "act" and knob not in ledger.facts.reachable:
             return "unreachable", f"no actuator in this run can turn {knob}"
         return "", ""
 
-    def _spent(self, entry: KnobState) -> tuple[int, ...]:
-        return tuple(clock for clock in entry.grants if self._clock - clock < BUDGET_WINDOW)
-
-    def _refuse(
-        self, policy: str, knob: str, wanted: float, code: str, rule: str, decision: Decision
-    ) -> None:
-        entry = self._knobs.get(knob, _UNTOUCHED)
-        feedback = KnobFeedback(
-            step=self._observation.step,
-            requested=wanted,
-            granted=None,
-            verdict="refused",
-            reason=rule,
-        )
-        repeated = entry.refusal == code and self._clock - entry.refusal_clock < _REPEAT_AFTER
-        if not repeated:
-            entry = replace(entry, refusal=code, refusal_clock=self._clock)
-            self._records.append(
-                self._record(
-                    policy,
+    def _refuse(self, wish: _Wish, code: str, rule: str) -> None:
+        ledger, knob, decision = self._ledger, wish.knob, wish.decision
+        entry = ledger.entry(knob)
+        if entry.refusal != code or ledger.clock - entry.refusal_clock >= _REPEAT_AFTER:
+            entry = replace(entry, refusal=code, refusal_clock=ledger.clock)
+            ledger.records.append(
+                ledger.record(
+                    wish.policy,
                     knob,
-                    wanted,
+                    wish.wanted,
                     "refused",
                     f"{rule}: {decision.reason}",
                     decision.evidence,
                     entry,
                 )
             )
-        if knob in KNOBS and code != "conflict":
-            self._store(knob, replace(entry, feedback=feedback))
-        if code in ("unreachable", "budget"):
-            advice = Advise(
-                id=f"{code}-{knob}",
-                message=f"{policy} would set {knob} to {wanted:g} because {decision.reason}, but "
-                f"{rule}; set it by hand"
-                + (" or train with mindtune's TrainStep." if code == "unreachable" else "."),
+        if code in ("cooldown", "budget", "unreachable", "ineffective"):
+            feedback = KnobFeedback(
+                step=ledger.observation.step,
+                requested=wish.wanted,
+                granted=None,
+                verdict="refused",
+                reason=rule,
             )
-            self._event(policy, "act", advice, f"{rule}: {decision.reason}", {})
-
-    def _observe(
-        self,
-        knob: str,
-        entry: KnobState,
-        policy: str,
-        value: float,
-        reason: str,
-        evidence: Evidence,
-    ) -> None:
-        self._written.add(knob)
-        self._records.append(
-            self._record(policy, knob, value, "observed", reason, evidence, entry)
-        )
-        feedback = KnobFeedback(
-            step=self._observation.step,
-            requested=value,
-            granted=None,
-            verdict="observed",
-            reason="observe mode",
-        )
-        self._store(knob, replace(entry, feedback=feedback))
-
-    def _grant(
-        self,
-        knob: str,
-        entry: KnobState,
-        *,
-        policy: str,
-        value: float,
-        verdict: Verdict,
-        reason: str,
-        evidence: Evidence,
-        judged: bool,
-    ) -> None:
-        _, limits = self._table[knob]
-        record = self._record(policy, knob, value, verdict, reason, evidence, entry)
-        baseline, spread = baseline_of(limits.check, self._state)
-        self._records.append(record)
-        self._written.add(knob)
-        self._store(
-            knob,
-            replace(
-                entry,
-                feedback=KnobFeedback(
-                    step=self._observation.step,
-                    requested=value,
-                    granted=value,
-                    verdict=verdict,
-                    reason=reason,
-                ),
-                pending=Pending(
-                    record=record,
-                    since=self._clock,
-                    value=value,
-                    before=self._acting(knob),
-                    judged=judged,
-                    baseline=baseline,
-                    spread=spread,
-                ),
-            ),
-        )
-        self._give_out(knob, value)
-        if knob == _BATCH:
-            self._follow_batch(value, policy)
-
-    def _give_out(self, knob: str, value: float) -> None:
-        action = KNOBS[knob]
-        if issubclass(action, (SetBatchSize, SetMicroBatch)):
-            self._set_points[knob] = action(round(value))
-        else:
-            self._set_points[knob] = action(value * self._unit(knob))
-
-    def _follow_batch(self, batch: float, policy: str) -> None:
-        """Let the learning rate follow the batch."""
-        base = self._base_batch or self._acting(_BATCH)
-        if base is None:
+            entry = replace(entry, feedback=feedback)
+        if knob in KNOBS:
+            ledger.store(knob, entry)
+        if code not in ("unreachable", "budget"):
             return
-        factor = learning_rate_factor(self._facts.optimizer_family, batch / base)
-        self._base_batch = base
-        if factor == self._batch_factor or _LR not in self._facts.reachable:
-            return
-        own = self._own_learning_rate_scale()
-        old, self._batch_factor = self._batch_factor, factor
-        self._set_points[_LR] = SetLearningRateScale(own * factor)
-        self._records.append(
-            ActionRecord(
-                step=self._observation.step,
-                policy=policy,
-                action=SetLearningRateScale.__name__,
-                requested=own * factor,
-                before=own * old,
-                verdict="granted",
-                reason=f"the learning rate follows the batch ({self._facts.optimizer_family}): "
-                f"{base:g} to {batch:g} samples",
-                evidence={"batch_factor": factor, "base_batch": base},
-            )
+        remedy = "train with mindtune's TrainStep, or set it by hand"
+        if code == "budget":
+            remedy = "look for the cause, which these moves did not cure"
+        advice = Advise(
+            id=f"{code}-{knob}",
+            message=f"{wish.policy} would set {knob} to {wish.wanted:g}, because "
+            f"{decision.reason}; but {rule}: {remedy}.",
+        )
+        ledger.add_event(
+            wish.policy, wish.mode, advice, f"{rule}: {decision.reason}", decision.evidence
         )
 
-    def _own_learning_rate_scale(self) -> float:
-        entry = self._knobs.get(_LR)
-        if entry is not None and entry.pending is not None:
-            return entry.pending.value
-        acting = self._observation.learning_rate_scale
-        if acting is not None and math.isfinite(acting):
-            return acting / self._state.batch_factor
-        if entry is not None and entry.feedback is not None and entry.feedback.granted is not None:
-            return entry.feedback.granted
-        return 1.0
 
-    def finish(self) -> tuple[tuple[Action, ...], tuple[ActionRecord, ...], ArbiterState]:
-        """Return what the actuators must apply, the records, and the next state."""
-        observation, state = self._observation, self._state
-        losses, throughputs = state.losses, state.throughputs
-        if observation.loss is not None and math.isfinite(observation.loss):
-            losses = push(losses, observation.loss, _RECENT)
-        rate = tokens_per_second(observation)
-        if rate is not None:
-            throughputs = push(throughputs, rate, _RECENT)
-        following = ArbiterState(
-            clock=self._clock,
-            last_step=observation.step,
-            losses=losses,
-            throughputs=throughputs,
-            base_batch=self._base_batch,
-            batch_factor=self._batch_factor,
-            knobs=self._knobs,
-            events=self._events,
-        )
-        grants = (*self._set_points.values(), *self._granted_events)
-        return grants, tuple(self._records), following
+@dataclass(frozen=True)
+class _Wish:
+    """A set-point on its way through the arbiter."""
 
-    def _record(
-        self,
-        policy: str,
-        knob: str,
-        value: float,
-        verdict: Verdict,
-        reason: str,
-        evidence: Evidence,
-        entry: KnobState,
-    ) -> ActionRecord:
-        budget_left = None
-        if knob in self._table:
-            budget_left = max(0, self._table[knob][1].budget - len(self._spent(entry)))
-        return ActionRecord(
-            step=self._observation.step,
-            policy=policy,
-            action=KNOBS[knob].__name__,
-            requested=value * self._unit(knob),
-            before=self._raw(knob),
-            verdict=verdict,
-            reason=reason,
-            evidence=evidence,
-            budget_left=budget_left,
-        )
-
-    def _unit(self, knob: str) -> float:
-        """Return what a policy's own value is multiplied by on its way out."""
-        return self._batch_factor if knob == _LR else 1.0
-
-    def _raw(self, knob: str) -> float | None:
-        value: float | None = getattr(self._observation, knob, None)
-        return value if value is not None and math.isfinite(value) else None
-
-    def _acting(self, knob: str) -> float | None:
-        """Return the acting value in the policy's own unit."""
-        raw = self._raw(knob)
-        return raw / self._state.batch_factor if raw is not None and knob == _LR else raw
-
-    def _store(self, knob: str, entry: KnobState) -> None:
-        self._knobs = {**self._knobs, knob: entry}
-
-
-_UNTOUCHED = KnobState()
-
-
-def _text(event: Event) -> str:
-    if isinstance(event, Advise):
-        return event.message
-    return event.diagnosis if isinstance(event, RequestStop) else event.reason
+    policy: str
+    mode: Mode
+    knob: str
+    wanted: float
+    decision: Decision
 
 
 def _with_effect(feedback: KnobFeedback | None, *, effective: bool) -> KnobFeedback | None:

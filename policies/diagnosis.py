@@ -7,7 +7,9 @@ next. A stop without a cause is the most repeated complaint about loss scalers a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
+from mindtune.policies.decisions import Decision, RequestStop
 from mindtune.policies.findings import Finding, FindingKind
 from mindtune.policies.signals import Observation
 
@@ -15,10 +17,9 @@ __all__ = [
     "diagnose_data_stall",
     "diagnose_floor_of_learning_rate",
     "diagnose_floor_of_loss_scale",
-    "diagnose_frozen",
-    "diagnose_non_finite",
     "diagnose_storm",
     "diagnose_without_effect",
+    "stop_dead_run",
 ]
 
 
@@ -30,8 +31,38 @@ def _state_of(name: str, value: float | None) -> str:
     return f"the {name} is {value}"
 
 
-def diagnose_non_finite(observation: Observation, finding: Finding, limit: int) -> str:
-    """Explain why a run with non-finite values was ended."""
+def stop_dead_run(
+    observation: Observation, found: Mapping[FindingKind, Finding], stop_after: int
+) -> Decision | None:
+    """Return the end of a run that no knob can bring back, or None if it lives.
+
+    Args:
+        observation: The step.
+        found: Its findings.
+        stop_after: Non-finite values, or frozen losses with skipped updates, in a row.
+    """
+    for kind in (FindingKind.NON_FINITE_LOSS, FindingKind.NON_FINITE_GRAD):
+        finding = found.get(kind)
+        if finding is not None and finding.number("consecutive") >= stop_after:
+            text = _diagnose_non_finite(observation, finding, stop_after)
+            name = "non-finite loss" if kind is FindingKind.NON_FINITE_LOSS else "non-finite norm"
+            return Decision(
+                actions=(RequestStop(id=name.replace(" ", "-"), diagnosis=text),),
+                reason=f"{name} for {stop_after} steps in a row",
+                evidence=finding.evidence,
+            )
+    finding = found.get(FindingKind.FROZEN_LOSS)
+    if finding is None or finding.number("skipped") < stop_after:
+        return None
+    text = _diagnose_frozen(observation, finding)
+    return Decision(
+        actions=(RequestStop(id="frozen-loss", diagnosis=text),),
+        reason=finding.message,
+        evidence=finding.evidence,
+    )
+
+
+def _diagnose_non_finite(observation: Observation, finding: Finding, limit: int) -> str:
     is_loss = finding.kind is FindingKind.NON_FINITE_LOSS
     name = "loss" if is_loss else "gradient norm"
     head = f"non-finite {name} for {limit} steps in a row (step {observation.step})"
@@ -58,8 +89,7 @@ def diagnose_non_finite(observation: Observation, finding: Finding, limit: int) 
     )
 
 
-def diagnose_frozen(observation: Observation, finding: Finding) -> str:
-    """Explain why a run with a frozen loss was ended."""
+def _diagnose_frozen(observation: Observation, finding: Finding) -> str:
     norm = _state_of("gradient norm", observation.grad_norm)
     return (
         f"{finding.message} {norm[0].upper()}{norm[1:]}. Nothing is learnt any more: an earlier "

@@ -62,3 +62,8 @@ class Finding:
     message: str
     """One sentence with the numbers, for a reader who has not seen the run."""
     evidence: Evidence = field(default_factory=dict)
+
+    def number(self, key: str) -> float:
+        """Return a number of the evidence, or 0 if it is missing or no number."""
+        value = self.evidence.get(key)
+        return float(value) if isinstance(value, (int, float)) else 0.0

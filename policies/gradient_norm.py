@@ -35,14 +35,9 @@ from mindtune.policies.decisions import (
     NO_CHANGE,
     Advise,
     Decision,
-    RequestStop,
     SetLearningRateScale,
 )
-from mindtune.policies.diagnosis import (
-    diagnose_floor_of_learning_rate,
-    diagnose_frozen,
-    diagnose_non_finite,
-)
+from mindtune.policies.diagnosis import diagnose_floor_of_learning_rate, stop_dead_run
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.limits import KnobLimits
 from mindtune.policies.policy import Feedback
@@ -93,7 +88,7 @@ class GradientNormThresholds:
     (another batch size) is none."""
     patience_after_cut: int = bounded(8, 1, 1000)
     """Steps in which a cut may show its effect before the next one."""
-    cold_factor: float = bounded(0.125, 0.01, 0.95)
+    cold_factor: float = bounded(0.0625, 0.01, 0.95)
     """Cut on an explosion in the cold start."""
     cold_patience: int = bounded(6, 1, 1000)
     """Steps in which such a cut may show its effect."""
@@ -188,7 +183,7 @@ class GradientNormPolicy:
         """Return a cut, a raise, a stop, or no change."""
         found = {finding.kind: finding for finding in findings}
         state = self._follow(observation, found, feedback, state)
-        stop = self._stop(observation, found)
+        stop = stop_dead_run(observation, found, self.thresholds.stop_after)
         if stop is not None:
             return stop, state
         scale = _acting(observation, feedback)
@@ -251,36 +246,6 @@ class GradientNormPolicy:
         )
         return max(state.stretch, default)
 
-    def _stop(
-        self, observation: Observation, found: Mapping[FindingKind, Finding]
-    ) -> Decision | None:
-        for kind in (FindingKind.NON_FINITE_LOSS, FindingKind.NON_FINITE_GRAD):
-            finding = found.get(kind)
-            if finding is None or _number(finding, "consecutive") < self.thresholds.stop_after:
-                continue
-            return Decision(
-                actions=(
-                    RequestStop(
-                        id=kind.value.replace("_", "-"),
-                        diagnosis=diagnose_non_finite(
-                            observation, finding, self.thresholds.stop_after
-                        ),
-                    ),
-                ),
-                reason=f"{kind.value.replace('_', '-')} for {self.thresholds.stop_after} steps",
-                evidence=finding.evidence,
-            )
-        finding = found.get(FindingKind.FROZEN_LOSS)
-        if finding is None or _number(finding, "skipped") < self.thresholds.stop_after:
-            return None
-        return Decision(
-            actions=(
-                RequestStop(id="frozen-loss", diagnosis=diagnose_frozen(observation, finding)),
-            ),
-            reason=finding.message,
-            evidence=finding.evidence,
-        )
-
     def _trouble(
         self,
         observation: Observation,
@@ -298,11 +263,11 @@ class GradientNormPolicy:
         if observation.loss is None:
             if norm is None or not self._persists(norm):
                 return None
-            ratio = _number(norm, "value") / max(_number(norm, "median"), 1e-12)
+            ratio = norm.number("value") / max(norm.number("median"), 1e-12)
             return norm if ratio >= self.thresholds.norm_ratio else None
         if loss is None or state.first_flagged is None:
             return None
-        rising = _number(loss, "value") >= state.first_flagged
+        rising = loss.number("value") >= state.first_flagged
         if not rising:
             return None
         if norm is not None and self._persists(norm) and self._persists(loss):
@@ -312,8 +277,8 @@ class GradientNormPolicy:
 
     def _persists(self, finding: Finding) -> bool:
         return (
-            _number(finding, "consecutive") >= self.thresholds.patience
-            or _number(finding, "count") >= self.thresholds.rate
+            finding.number("consecutive") >= self.thresholds.patience
+            or finding.number("count") >= self.thresholds.rate
         )
 
     def _cut(
@@ -323,7 +288,7 @@ class GradientNormPolicy:
         trouble: Finding,
         state: GradientNormState,
     ) -> tuple[Decision, GradientNormState]:
-        cold = _number(trouble, "cold_start") == 1
+        cold = trouble.number("cold_start") == 1
         patience = self.thresholds.cold_patience if cold else self.thresholds.patience_after_cut
         state = replace(state, healthy=0)
         if state.since_move is not None and state.since_move < patience and not state.raised:
@@ -347,7 +312,7 @@ class GradientNormPolicy:
             rescuing=_RESCUE_STEPS if cold else state.rescuing,
             cold=cold or state.cold,
             level=median(state.losses) if cold and state.losses else state.level,
-            lowest=_number(trouble, "lowest") if cold else state.lowest,
+            lowest=trouble.number("lowest") if cold else state.lowest,
             raised=False,
         )
         return (
@@ -420,11 +385,6 @@ def _disturbs(finding: Finding) -> bool:
     if finding.kind is FindingKind.LOSS_SPIKE:
         return finding.severity is not Severity.INFO
     return finding.kind in _DISTURBING and finding.severity is Severity.CRITICAL
-
-
-def _number(finding: Finding, key: str) -> float:
-    value = finding.evidence.get(key)
-    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def _acting(observation: Observation, feedback: Feedback) -> float:

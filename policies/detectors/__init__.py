@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from mindtune.policies.detectors.clipping import ClippingState, judge_clipping
+from mindtune.policies.detectors.cold_start import ColdStartState, judge_cold_start
 from mindtune.policies.detectors.non_finite import NonFiniteState, judge_non_finite
 from mindtune.policies.detectors.overflow import OverflowState, judge_overflow
 from mindtune.policies.detectors.performance import PerformanceState, judge_performance
@@ -32,6 +33,7 @@ class DetectorState:
 
     loss: SpikeState = field(default_factory=SpikeState)
     grad_norm: SpikeState = field(default_factory=SpikeState)
+    cold_start: ColdStartState = field(default_factory=ColdStartState)
     trend: TrendState = field(default_factory=TrendState)
     non_finite: NonFiniteState = field(default_factory=NonFiniteState)
     overflow: OverflowState = field(default_factory=OverflowState)
@@ -63,13 +65,14 @@ def update(
     findings, non_finite = judge_non_finite(observation, state.non_finite)
     found, overflow = judge_overflow(observation, state.overflow, thresholds)
     findings += found
-    losses, trend = state.loss, state.trend
+    losses, cold_start, trend = state.loss, state.cold_start, state.trend
     loss = observation.loss
     if loss is not None and math.isfinite(loss):
         judgement, losses = judge_sample(loss, losses, thresholds, score=thresholds.score)
         findings += _outlier(observation, FindingKind.LOSS_SPIKE, "loss", loss, judgement)
+        exploded, cold_start = judge_cold_start(observation, loss, cold_start, thresholds)
         found, trend = judge_trend(observation, loss, judgement, trend, thresholds)
-        findings += found
+        findings += exploded or found
     norms = state.grad_norm
     norm = observation.grad_norm
     center: float | None = None
@@ -93,6 +96,7 @@ def update(
     following = DetectorState(
         losses,
         norms,
+        cold_start,
         trend,
         non_finite,
         overflow,

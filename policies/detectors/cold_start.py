@@ -1,0 +1,199 @@
+"""The first steps of a run, in which there is no baseline yet: real runs die in their first ten.
+
+Theory of operation. The loss is watched through the median of 3 samples, which one outlier cannot
+move, against the lowest such median so far (at first: the first loss). Noise is what makes this
+hard: a fine-tuning run starts with a loss that scatters by 20 % from batch to batch and is
+healthy. So there is no single threshold but five patterns, each of which noise alone does not
+make:
+
+- **jump**: the first losses but one or two are 5 times the first;
+- **excursion**: three losses in a row are at twice the lowest median (3 times, if fewer than 4
+  losses came before), above 1.5 times everything before, and climb;
+- **return**: the run was learning in order (the medians fell, nearly without a break, to 70 % of
+  the first loss and the norm to 35 % of its first), and now both come back: three of four losses
+  stand at `cold_rise` times the lowest median, the fourth above it too, and the median norm at
+  1.75 times its lowest;
+- **climb**: the run was learning in order, and 5 medians in a row rise to `cold_rise` times the
+  lowest, none of the steps making more than half of the climb;
+- **excess**: the median stands 6 mean distances from loss to loss above the lowest, or, after
+  `cold_steps` losses, 7 above the median of the 8 losses before.
+
+A jump that the run is recovering from is none of these: all but the first ask for a loss that
+still climbs. On 4000 runs of 64 independent samples with a scatter of 20 % and norms of 35 % they
+fire in 0.3 % altogether, with 10 % in 0.1 %, with 5 % in none; on the reference workload at 30
+and 100 times its learning rate in the 8th to 10th step.
+
+Only finite losses come here. After `cold_end` losses the state no longer changes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from mindtune.policies.detectors.thresholds import DetectorThresholds
+from mindtune.policies.findings import Finding, FindingKind, Severity
+from mindtune.policies.signals import Observation
+from mindtune.policies.windows import median, push
+
+__all__ = ["ColdStartState", "judge_cold_start"]
+
+_BASE = 8
+_KEPT = _BASE + 3
+_MEDIANS = 5
+_NOISE = 1.3
+_JUMP = 5.0
+_EXCURSION_EARLY, _EXCURSION, _ABOVE_ALL = 3.0, 2.0, 1.5
+_LEARNT, _NORM_FELL, _MOST_UPS = 0.7, 0.35, 0.2
+_FOURTH, _NORM_BACK = 1.08, 1.75
+_ELEVATED, _LARGEST_SHARE = 1.02, 0.5
+_EXCESS, _LATE_EXCESS = 6.0, 7.0
+
+
+@dataclass(frozen=True, slots=True)
+class ColdStartState:
+    """What the first losses and norms were like."""
+
+    seen: int = 0
+    """Finite losses so far, counted up to the end of the cold start."""
+    losses: tuple[float, ...] = ()
+    """Newest losses."""
+    medians: tuple[float, ...] = ()
+    """Newest medians of 3."""
+    norms: tuple[float, ...] = ()
+    """Newest norms, at most 3."""
+    first: float = 0.0
+    """First loss."""
+    lowest: float = math.inf
+    """Lowest median so far."""
+    highest: float = -math.inf
+    """Highest loss but for the newest 3."""
+    ups: int = 0
+    """Medians that rose."""
+    downs: int = 0
+    """Medians that fell."""
+    lowest_ups: int = 0
+    """Rises on the way to the lowest median."""
+    lowest_downs: int = 0
+    """Falls on the way to the lowest median."""
+    first_norm: float = 0.0
+    """Larger one of the first two norms."""
+    lowest_norm: float = math.inf
+    """Lowest median of 3 norms before this step."""
+
+
+def judge_cold_start(
+    observation: Observation, loss: float, state: ColdStartState, thresholds: DetectorThresholds
+) -> tuple[tuple[Finding, ...], ColdStartState]:
+    """Return the finding that the loss explodes in the first steps, and the next state.
+
+    Args:
+        observation: The step.
+        loss: Its loss, finite.
+        state: State before it.
+        thresholds: When to report.
+    """
+    if state.seen >= thresholds.cold_end:
+        return (), state
+    norm = observation.grad_norm
+    norms, first_norm = state.norms, state.first_norm
+    if norm is not None and math.isfinite(norm):
+        norms = push(norms, norm, 3)
+        if state.seen < 2:
+            first_norm = max(first_norm, norm)
+    losses = push(state.losses, loss, _KEPT + 1)
+    following = replace(
+        state, seen=state.seen + 1, losses=losses, norms=norms, first_norm=first_norm
+    )
+    if len(losses) < 3:
+        first = loss if state.seen == 0 else state.first
+        return (), replace(following, first=first, lowest=first)
+    now = _median_of_3(losses)
+    highest = state.highest if len(losses) < 4 else max(state.highest, losses[-4])
+    before = state.medians[-1] if state.medians else state.first
+    ups, downs = state.ups + int(now > before), state.downs + int(now < before)
+    medians = push(state.medians, now, _MEDIANS)
+    following = replace(following, medians=medians, highest=highest, ups=ups, downs=downs)
+    pattern = ""
+    if now <= state.lowest:
+        following = replace(following, lowest=now, lowest_ups=ups, lowest_downs=downs)
+    elif state.lowest > 0 and now >= thresholds.cold_rise * state.lowest:
+        pattern = _pattern(following, now, thresholds)
+    if len(norms) == 3:
+        lowest_norm = min(state.lowest_norm, _median_of_3(norms))
+        following = replace(following, lowest_norm=lowest_norm)
+    if not pattern:
+        return (), following
+    finding = Finding(
+        step=observation.step,
+        last_step=observation.step,
+        kind=FindingKind.DIVERGENCE,
+        severity=Severity.CRITICAL,
+        message=f"in the first steps the loss rose from {state.lowest:.4g} to {now:.4g} "
+        f"({pattern}): the learning rate is too high.",
+        evidence={
+            "cold_start": 1,
+            "pattern": pattern,
+            "loss": now,
+            "lowest": state.lowest,
+            "threshold": thresholds.cold_rise,
+            "learning_rate": observation.learning_rate,
+        },
+    )
+    return (finding,), following
+
+
+def _pattern(state: ColdStartState, now: float, thresholds: DetectorThresholds) -> str:
+    """Return the name of the pattern that the losses make, or an empty string."""
+    losses, lowest = state.losses, state.lowest
+    a, b, c = losses[-3:]
+    climbs = a >= _ELEVATED * lowest and max(b, c) >= thresholds.climb * a
+    if state.seen > thresholds.cold_steps:
+        return _late(losses, now, thresholds)
+    if state.seen <= 4 and min(b, c) >= _JUMP * lowest:
+        return "jump"
+    factor = _EXCURSION_EARLY if state.seen - 3 < 4 else _EXCURSION
+    if climbs and min(a, b, c) >= max(factor * lowest, _ABOVE_ALL * state.highest):
+        return "excursion"
+    distances = [abs(later - earlier) for earlier, later in pairwise(losses)]
+    rise = now - lowest
+    if climbs and len(distances) >= _KEPT:
+        usual = sum(distances[:-3]) / (len(distances) - 3)
+        if rise >= _EXCESS * usual:
+            return "excess"
+    learnt = (
+        lowest <= _LEARNT * state.first
+        and state.lowest_downs >= 2
+        and state.lowest_ups <= _MOST_UPS * state.lowest_downs
+        and (not state.norms or state.lowest_norm <= _NORM_FELL * state.first_norm)
+    )
+    if not learnt or rise < _NOISE * median(tuple(distances[-_BASE:])):
+        return ""
+    if len(state.norms) == 3 and _median_of_3(state.norms) >= _NORM_BACK * state.lowest_norm:
+        ordered = sorted(losses[-4:])
+        back = ordered[0] >= _FOURTH * lowest and ordered[1] >= thresholds.cold_rise * lowest
+        if back and max(a, b, c) >= thresholds.climb * losses[-4]:
+            return "return"
+    steps = [later - earlier for earlier, later in pairwise(state.medians)]
+    climbed = state.medians[-1] - state.medians[0]
+    unbroken = len(steps) == _MEDIANS - 1 and min(steps) > 0
+    return "climb" if unbroken and max(steps) <= _LARGEST_SHARE * climbed else ""
+
+
+def _late(losses: tuple[float, ...], now: float, thresholds: DetectorThresholds) -> str:
+    """Return whether the loss has left the level of the 8 losses before the newest 3."""
+    if len(losses) <= _KEPT:
+        return ""
+    a, b, c = losses[-3:]
+    earlier = losses[1:-3]
+    base = median(earlier)
+    usual = sum(abs(y - x) for x, y in pairwise(losses[:-3])) / _BASE
+    climbs = a >= _ELEVATED * base and max(b, c) >= thresholds.climb * a
+    rises = now >= thresholds.cold_rise * base and now - base >= _LATE_EXCESS * usual
+    return "excess" if climbs and rises else ""
+
+
+def _median_of_3(values: tuple[float, ...]) -> float:
+    a, b, c = values[-3:]
+    return max(min(a, b), min(max(a, b), c))
