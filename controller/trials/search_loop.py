@@ -155,6 +155,12 @@ class SearchLoop:
     def _try(self, number: int, config: Config) -> None:
         """Measure a proposed config and tell what became of it."""
         measurement = self._measure("search", number, 0, config)
+        if number == BASE and measurement.outcome == "crash":
+            # Everything is compared with the base, so that a mishap is worth a second look.
+            message = f"the base config crashed and is measured once more: {measurement.message}"
+            self.emit(StudyNote(message=message))
+            self.state.folder.set_aside(BASE)
+            measurement = self._measure("search", number, 0, config)
         outcome: str = measurement.outcome
         if outcome == "interrupted":
             # Twice ended from outside: a proposal that comes back for ever helps nobody.
