@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from mindspore.train import Callback, ModelCheckpoint
 from typing_extensions import Self
@@ -97,6 +98,28 @@ class TuneCallback(Callback):
         """The run's folder on rank 0, once training has begun; None where nothing is written."""
         return None if self._folder is None else self._folder.path
 
+    @contextmanager
+    def paused(self, phase: Literal["eval", "save"]) -> Iterator[None]:
+        """Enclose evaluation or saving in a callback of the user's: its time counts for no step.
+
+        Raises:
+            ConfigError: Training has not begun.
+        """
+        session = self._begun()
+        session.pause(phase)
+        try:
+            yield
+        finally:
+            session.resume()
+
+    def report_eval_loss(self, value: float) -> None:
+        """Put a validation loss into the next row and the result.
+
+        Raises:
+            ConfigError: Training has not begun.
+        """
+        self._begun().resume(eval_loss=float(value))
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of detectors, policies, arbiter and knobs as JSON-ready data.
 
@@ -106,9 +129,7 @@ class TuneCallback(Callback):
         Raises:
             ConfigError: Training has not begun.
         """
-        if self._session is None:
-            raise ConfigError("state_dict has a state only once training has begun.")
-        return self._session.state().to_dict()
+        return self._begun().state().to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state when training begins next.
@@ -188,6 +209,11 @@ class TuneCallback(Callback):
         session.end()
         # Another `train` with this callback goes on where this one ended.
         self._carried = session.state()
+
+    def _begun(self) -> LiveSession:
+        if self._session is None:
+            raise ConfigError("TuneCallback must be in training for this, but none has begun.")
+        return self._session
 
     def _bound(self) -> LiveSession:
         assert self._session is not None, "training begins first"  # noqa: S101 - Model's order

@@ -177,16 +177,24 @@ class ForeignStep:
         train_network: The step.
         optimizer: Its optimizer; None if it could not be found.
         acts: Whether anything will be turned.
-        data_parallel: Ranks with different samples.
+        data_parallel: Ranks with different samples; None: unknown.
+        job_size: Ranks of the job.
     """
 
     ranks_agree = False
 
     def __init__(
-        self, train_network: Any, optimizer: Any, *, acts: bool, data_parallel: int
+        self,
+        train_network: Any,
+        optimizer: Any,
+        *,
+        acts: bool,
+        data_parallel: int | None,
+        job_size: int,
     ) -> None:
         self.name = type(train_network).__name__
         self.data_parallel = data_parallel
+        self._job_size = job_size
         self._optimizer = optimizer
         self._scale_sense = find_scale_sense(train_network)
         self._scale_before: float | None = None
@@ -218,8 +226,8 @@ class ForeignStep:
         dynamic = self._manages_scale if self._scale_sense is not None else False
         return RunFacts(
             reachable=self.actuators.reachable,
-            data_parallel=self.data_parallel,
-            num_ranks=self.data_parallel,
+            data_parallel=self.data_parallel or 1,
+            num_ranks=self._job_size,
             micro_batch_size=micro_batch_size,
             optimizer_family=optimizer_family(self._optimizer),
             loss_scale_dynamic=dynamic,

@@ -197,16 +197,17 @@ class Sensors:
     def _batch(self, signals: StepSignals) -> BatchFacts:
         """Sizes of the step that is complete; a ragged last batch counts its own tokens."""
         size = self.micro_batch_size
-        samples = self._samples * self._adapter.data_parallel if self._samples_known else None
+        degree = self._adapter.data_parallel
+        known = self._samples_known and degree is not None
+        samples = self._samples * (degree or 1) if known else None
         self._samples = 0
         self._samples_known = True
         tokens = None
         if samples is not None and self._tokens_per_sample is not None:
             tokens = samples * self._tokens_per_sample
         global_batch_size = None
-        if size is not None:
-            count = signals.num_microbatches or 1
-            global_batch_size = size * count * self._adapter.data_parallel
+        if size is not None and degree is not None:
+            global_batch_size = size * (signals.num_microbatches or 1) * degree
         return BatchFacts(
             micro_batch_size=size,
             global_batch_size=global_batch_size,

@@ -10,7 +10,12 @@ import mindspore as ms
 
 from mindtune.controller.live.foreign import ForeignStep
 from mindtune.controller.live.observing import Machine
-from mindtune.controller.live.ranks import JobRank, job_rank
+from mindtune.controller.live.ranks import (
+    JobRank,
+    data_parallel_degree,
+    equal_on_all_ranks,
+    job_rank,
+)
 from mindtune.controller.live.session import LiveSession
 from mindtune.controller.live.settings import DEFAULT_PARENT, LiveSettings
 from mindtune.controller.live.state import ControllerState, find_state
@@ -97,7 +102,13 @@ def open_session(
         adapter = OwnStep(own, job_size=place.size)
     else:
         optimizer = getattr(train_network, "optimizer", None)
-        adapter = ForeignStep(train_network, optimizer, acts=acts, data_parallel=place.size)
+        adapter = ForeignStep(
+            train_network,
+            optimizer,
+            acts=acts,
+            data_parallel=data_parallel_degree(place),
+            job_size=place.size,
+        )
     context = TrialContext.from_env()
     trial = None if context is None else TrialReport(context, rank=place.rank)
     if place.rank == 0 and settings.keeps_records and folder is None:
@@ -114,6 +125,8 @@ def open_session(
     )
     if resumed is None:
         resumed = _saved_state(settings, adapter)
+    if acts:
+        resumed = _agreed(resumed, place)
     session.begin(resumed=resumed)
     if not agrees and not settings.observes_only and settings.wants_to_act:
         session.advise(
@@ -139,6 +152,18 @@ def _saved_state(settings: LiveSettings, adapter: StepAdapter) -> ControllerStat
     if not updates or settings.out_dir is None or settings.in_trial:
         return None
     return find_state(RunFolder(settings.out_dir).state, updates=updates)
+
+
+def _agreed(state: ControllerState | None, place: JobRank) -> ControllerState | None:
+    """Return the state if all ranks have it: with unequal states they would decide differently."""
+    if equal_on_all_ranks(-1 if state is None else state.step, place):
+        return state
+    _LOGGER.warning(
+        "the ranks found different controller states (this one: %s), so all start afresh; put "
+        "out_dir where every rank can read it.",
+        "none" if state is None else f"step {state.step}",
+    )
+    return None
 
 
 def _machine(place: JobRank) -> Machine:

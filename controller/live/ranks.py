@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, ops
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 
-__all__ = ["JobRank", "job_rank"]
+__all__ = ["JobRank", "data_parallel_degree", "equal_on_all_ranks", "job_rank"]
 
 
 class JobRank(NamedTuple):
@@ -21,3 +24,26 @@ def job_rank() -> JobRank:
     if not GlobalComm.INITED:
         return JobRank(0, 1)
     return JobRank(get_rank(), get_group_size())
+
+
+def data_parallel_degree(place: JobRank) -> int | None:
+    """Return how many ranks see different samples; None where a compiler or a user splits them."""
+    if place.size == 1:
+        return 1
+    replicated = ms.get_auto_parallel_context("parallel_mode") == ms.ParallelMode.DATA_PARALLEL
+    return place.size if replicated else None
+
+
+def equal_on_all_ranks(value: int, place: JobRank) -> bool:
+    """Tell whether all ranks call this with the same number; every rank must call it.
+
+    Args:
+        value: Below 2^24: it travels as float32.
+        place: This process's rank.
+    """
+    if place.size == 1:
+        return True
+    row = np.zeros(place.size, np.float32)
+    row[place.rank] = value
+    values = ops.AllReduce(ops.ReduceOp.SUM, GlobalComm.WORLD_COMM_GROUP)(Tensor(row))
+    return bool(np.all(values.asnumpy() == value))

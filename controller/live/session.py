@@ -281,7 +281,8 @@ class LiveSession:
 
     def _save_state(self) -> None:
         if self._recorder is not None and self.controller.engine_state is not None:
-            save_state(self._recorder.folder.state, self.state())
+            with self._recorder.surviving("the controller's state"):
+                save_state(self._recorder.folder.state, self.state())
 
     def _leave_result(self, error: BaseException | None) -> None:
         peak = self._machine.peak_memory()

@@ -32,8 +32,8 @@ class StepAdapter(Protocol):
         """What turns its knobs."""
 
     @property
-    def data_parallel(self) -> int:
-        """Ranks with different samples."""
+    def data_parallel(self) -> int | None:
+        """Ranks with different samples; None: unknown, then so are sizes over all ranks."""
 
     @property
     def ranks_agree(self) -> bool:

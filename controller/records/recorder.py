@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from mindtune.controller.contract import DecisionRecord, Document, write_json
+from mindtune.controller.errors import ConfigError
 from mindtune.controller.records.decision_log import DecisionWriter
 from mindtune.controller.records.run_folder import RunFolder
 from mindtune.controller.records.signal_writer import SignalWriter
@@ -12,11 +15,14 @@ from mindtune.policies.signals import Observation
 
 __all__ = ["Recorder"]
 
+_LOGGER = logging.getLogger(__name__)
+
 
 class Recorder:
     """Writes the signals, decisions and result of one run; made on rank 0 only.
 
-    A result that an earlier segment left is removed, so that a killed one shows none.
+    A result that an earlier segment left is removed, so that a killed one shows none. Once open, a
+    disk that fails is said in the log and costs records, never the training.
 
     Raises:
         ConfigError: The folder cannot be written.
@@ -28,6 +34,7 @@ class Recorder:
         self.folder = folder
         self._signals = SignalWriter(folder.signals)
         self._decisions = DecisionWriter(folder.decisions)
+        self._said: set[str] = set()
 
     @property
     def run(self) -> int:
@@ -42,21 +49,42 @@ class Recorder:
         alarm: bool = False,
     ) -> None:
         """Append a row of signals; with an alarm it reaches the file at once."""
-        self._signals.write(observation, extra=extra, alarm=alarm)
+        with self.surviving("signals"):
+            self._signals.write(observation, extra=extra, alarm=alarm)
 
     def decision(self, record: DecisionRecord) -> None:
         """Append a decision, at once."""
-        self._decisions.write(record)
+        with self.surviving("decisions"):
+            self._decisions.write(record)
 
     def flush(self) -> None:
         """Hand everything to the operating system."""
-        self._signals.flush()
+        with self.surviving("signals"):
+            self._signals.flush()
 
     def result(self, document: Document) -> None:
         """Write how the run ended, atomically."""
-        write_json(self.folder.result, document)
+        with self.surviving("the result"):
+            write_json(self.folder.result, document)
 
     def close(self) -> None:
         """Write what waits and close the files; harmless when called twice."""
-        self._signals.close()
-        self._decisions.close()
+        with self.surviving("signals"):
+            self._signals.close()
+        with self.surviving("decisions"):
+            self._decisions.close()
+
+    @contextmanager
+    def surviving(self, what: str) -> Iterator[None]:
+        """Turn a failing disk into one line in the log."""
+        try:
+            yield
+        except (OSError, ConfigError) as error:
+            if what not in self._said:
+                self._said.add(what)
+                _LOGGER.error(  # noqa: TRY400 - the cause is in the message, no traceback needed
+                    "%s cannot be written to %s, training goes on without: %s",
+                    what,
+                    self.folder.path,
+                    error,
+                )

@@ -11,14 +11,13 @@ from pathlib import Path
 import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
-from mindspore import nn
+from mindspore import Tensor, nn, ops
 from mindspore.communication import get_rank, init
 from mindspore.train import Callback, Model
-from single_callback import FIXED_BATCH, Foreign, adam, decisions_of, plain, rows_of, samples
+from single_callback import FIXED_BATCH, Foreign, adam, decisions_of, rows_of, samples
 from step_toys import Net
 
 from mindtune.controller import TrainStep, TuneCallback
-from mindtune.policies.signals import SIGNAL_NAMES
 
 STEPS = 60
 
@@ -89,6 +88,22 @@ def trial():
     return seen
 
 
+def resume(*, apart):
+    """Goes on after `run`; `apart`: rank 1 cannot see the folder."""
+    home = Path.cwd()
+    if apart and get_rank() == 1:
+        Path("elsewhere").mkdir()
+        os.chdir("elsewhere")
+    net = Net()
+    optimizer = nn.SGD(net.trainable_params(), 0.001)
+    ops.assign(optimizer.global_step, Tensor([STEPS], ms.int32))
+    tune = TuneCallback({"out_dir": "run", "mode": "act", **FIXED_BATCH})
+    data = own_data(spoiled=False).take(3)
+    Model(TrainStep(net, optimizer)).train(1, data, callbacks=[tune])
+    os.chdir(home)
+    return {"step": tune.state_dict()["step"], "knobs": tune.state_dict()["knobs"]}
+
+
 def foreign():
     """A step of somebody else's on several ranks: nobody may act."""
     net = Net()
@@ -105,14 +120,19 @@ def main():
         parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True, device_num=2
     )
     rank = get_rank()
-    seen = {"run": train("run"), "trial": trial(), "foreign": foreign()}
+    seen = {"run": train("run")}
     if rank == 0:
         seen["rows"] = rows_of("run")
-        seen["decisions"] = decisions_of("run")
+    seen |= {
+        "resumed": resume(apart=False),
+        "apart": resume(apart=True),
+        "trial": trial(),
+        "foreign": foreign(),
+    }
+    if rank == 0:
         seen["foreign_decisions"] = decisions_of("foreign")
         seen["trial_result"] = json.loads(Path("trial/result.json").read_text())
         seen["trial_files"] = sorted(path.name for path in Path("trial").iterdir())
-        seen["columns"] = [plain(name) for name in SIGNAL_NAMES]
     Path(f"rank{rank}.json").write_text(json.dumps(seen))
 
 

@@ -379,7 +379,12 @@ def resumed():
     def turn(_context):
         tune._session.controller._actuators.apply(SetLearningRateScale(0.5))
 
-    Model(step).train(1, dataset(12), callbacks=[tune, keep, At({4: turn})])
+    def evaluate(_context):
+        with tune.paused("eval"):
+            time.sleep(0.4)
+        tune.report_eval_loss(0.5)
+
+    Model(step).train(1, dataset(12), callbacks=[tune, keep, At({4: turn, 7: evaluate})])
     (path,) = Path("checkpoints").glob("toy-1_10.ckpt")
     _, step = fresh()
     ms.load_param_into_net(step, ms.load_checkpoint(str(path)), strict_load=True)

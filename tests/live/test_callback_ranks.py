@@ -102,3 +102,11 @@ def test_a_foreign_step_on_several_ranks_only_observes(ranks):
     assert [seen["foreign"]["actions"] for seen in ranks] == [0, 0]
     advice = {entry["requested"]: entry["reason"] for entry in ranks[0]["foreign_decisions"]}
     assert "could decide differently" in advice["ranks_not_agreed"]
+
+
+def test_all_ranks_resume_from_one_state_or_none_does(ranks):
+    first, second = (seen["resumed"] for seen in ranks)
+    assert first == second
+    assert first["step"] == 63
+    assert first["knobs"]["learning_rate_scale"] == ranks[0]["run"]["scales"][-1] < 1
+    assert [seen["apart"]["step"] for seen in ranks] == [3, 3]

@@ -291,6 +291,9 @@ def test_a_resumed_run_goes_on_with_step_knobs_and_a_new_segment(graph):
     assert {"controller_000000005.json", "controller_000000010.json"} <= set(seen["states"])
     assert column(seen["rows"], "phase")[5] == "save"
     assert "start afresh" not in graph["log"]
+    # A callback of the user's evaluated for 0.4 s after step 7.
+    assert [row["eval_loss"] for row in seen["rows"][6:9]] == [None, 0.5, None]
+    assert seen["rows"][7]["step_time_s"] < 0.4
 
 
 def test_one_callback_in_two_trainings_is_one_run_of_two_segments(graph):

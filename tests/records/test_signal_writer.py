@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -177,3 +178,16 @@ def test_sigkill_in_the_middle_of_writing_leaves_readable_files(tmp_path):
     assert recorder.run == 1
     recorder.close()
     assert steps(folder.signals) == list(range(1, len(seen) + 2))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_costs_records_and_one_line_never_the_training(tmp_path, caplog):
+    from mindtune.controller.records import Recorder, RunFolder
+
+    recorder = Recorder(RunFolder(tmp_path / "run"))
+    recorder._signals._file = Path("/dev/full").open("a")  # noqa: SIM115 - the writer closes it
+    for step in range(1, 5):
+        recorder.observation(Observation(step=step), alarm=True)
+    recorder.close()
+    assert caplog.text.count("No space left on device, training goes on") <= 1
+    assert caplog.text.count("signals cannot be written") == 1
