@@ -97,7 +97,7 @@ class LiveController:
         result = self._engine.step(observation, self.engine_state)
         self.engine_state = result.state
         alarm = self._take_findings(result.findings)
-        refusals = self._carry_out(result.grants, observation.step)
+        refusals = self._carry_out(result.grants, observation)
         self._record(result, refusals)
         if self._recorder is not None:
             self._recorder.observation(
@@ -150,8 +150,9 @@ class LiveController:
             )
         return alarm
 
-    def _carry_out(self, grants: Iterable[Action], step: int) -> dict[Action, str]:
+    def _carry_out(self, grants: Iterable[Action], observation: Observation) -> dict[Action, str]:
         """Do what was granted; return what could not be done, with the reasons."""
+        acting_scale = observation.learning_rate_scale or 0.0
         refusals: dict[Action, str] = {}
         # The batch comes first: the learning rate may follow it.
         for action in sorted(grants, key=lambda action: not isinstance(action, SetBatchSize)):
@@ -161,13 +162,13 @@ class LiveController:
                 case Advise(id=name, message=message):
                     if name not in self._told:
                         self._told.add(name)
-                        _LOGGER.warning("step %d: advice: %s", step, message)
+                        _LOGGER.warning("step %d: advice: %s", observation.step, message)
                 case Rewind():
                     refusals[action] = (
                         "this version cannot return to an earlier state; restart from a checkpoint"
                     )
                     continue
-                case SetLearningRateScale() if _has_batch(refusals):
+                case SetLearningRateScale(value) if value > acting_scale and _has_batch(refusals):
                     refusals[action] = "the batch, which it may follow, could not be resized"
                     continue
                 case _:
