@@ -65,7 +65,7 @@ def _tune_callback(training: Training) -> TuneCallback:
 
 
 class _Evaluation(Callback):
-    """Evaluates every few steps, and tells it to `TuneCallback` as `Model.fit` would."""
+    """Evaluates every few steps and tells `TuneCallback` the loss."""
 
     def __init__(self, training: Training, tune: TuneCallback) -> None:
         super().__init__()
@@ -74,15 +74,16 @@ class _Evaluation(Callback):
 
     def on_train_step_end(self, run_context: Any) -> None:
         """Evaluate after a completed optimizer step, if it is time; all ranks do."""
+        del run_context
         step = self._training.step
         if (
             step.is_accumulating
             or step.optimizer_steps % self._training.config.training.eval_every
         ):
             return
-        self._tune.on_eval_begin(run_context)
-        run_context.original_args().eval_results = {"eval_loss": self._training.evaluate()}
-        self._tune.on_eval_end(run_context)
+        with self._tune.paused("eval"):
+            loss = self._training.evaluate()
+        self._tune.report_eval_loss(loss)
 
 
 class _Progress(Callback):
