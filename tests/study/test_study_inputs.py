@@ -5,9 +5,10 @@ import sqlite3
 import pytest
 import yaml
 
-from mindtune.controller.contract import KnobsFile, TrialPlan, read_document
+from mindtune.controller.contract import KnobsFile, TrialPlan, read_document, write_json
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.config_tree import get_key, set_key
+from mindtune.controller.trials.peak import PeakFile, needs_measuring, resolve_peak
 from mindtune.controller.trials.storage import open_storage, storage_address
 from mindtune.controller.trials.study_folder import StudyFolder, relocated, relocated_command
 from mindtune.controller.trials.study_runner import run_study
@@ -283,3 +284,54 @@ def test_failed_preparation_removes_only_what_it_added(tmp_path):
     with pytest.raises(ConfigError, match="on purpose"):
         prepare()
     assert [path.name for path in folder.root.iterdir()] == ["notes.txt"]
+
+
+# The peak
+
+MODEL = {
+    "num_layers": 1, "hidden_size": 8, "num_heads": 1, "intermediate_size": 8, "vocab_size": 8,
+    "seq_length": 8,
+}  # fmt: skip
+
+
+def resolved(tiny, **sections):
+    tiny.write(**sections)
+    folder = StudyFolder(tiny.out)
+    folder.check_writable()
+    return resolve_peak(load_study(tiny.study_file).study, folder)
+
+
+def test_peak_is_given_looked_up_or_unknown_and_says_so(tiny):
+    given = resolved(tiny, model=MODEL, cluster={"peak_flops": "3e12"})
+    assert (given.flops_per_device, given.source) == (3e12, "the study file")
+    table = {"device": "A100-SXM4-80GB", "peak_flops": None}
+    known = resolved(tiny, model=MODEL, cluster=table, training={"precision": "bfloat16"})
+    assert known.flops_per_device == 312e12
+    unknown = resolved(tiny, model=MODEL, cluster={"device": "Abacus 3000", "peak_flops": None})
+    assert unknown.flops_per_device is None
+    assert "no peak is known" in unknown.source
+
+
+def test_peak_that_was_measured_is_kept_with_the_study(tiny):
+    cluster = {"peak_flops": "measure", "num_devices": 2}
+    tiny.write(model=MODEL, cluster=cluster)
+    folder = StudyFolder(tiny.out)
+    folder.check_writable()
+    assert needs_measuring(load_study(tiny.study_file).study, folder)
+    stored = PeakFile(
+        flops_per_device=5e10, precision="float32", device="some cpu", source="measured: here",
+        setting="measure", num_devices=2, spread=0.1,
+    )  # fmt: skip
+    write_json(folder.peak, stored)
+    assert resolved(tiny, model=MODEL, cluster=cluster) == stored
+    # Half as many ranks share the host: another peak each.
+    tiny.write(model=MODEL, cluster={**cluster, "num_devices": 1})
+    assert needs_measuring(load_study(tiny.study_file).study, folder)
+
+
+def test_measuring_is_for_the_host_and_for_a_model_only(tiny):
+    with pytest.raises(ConfigError, match="cluster.device must be cpu, but got 'Ascend910B'"):
+        resolved(tiny, model=MODEL, cluster={"peak_flops": "measure", "device": "Ascend910B"})
+    peak = resolved(tiny, cluster={"peak_flops": "measure", "device": "cpu"})
+    assert peak.flops_per_device is None
+    assert "without a model" in peak.source

@@ -231,6 +231,29 @@ def test_study_in_which_everything_fails_has_no_winner(tiny):
         export(tiny.out, out=tiny.folder / "best.yaml")
 
 
+def test_time_budget_starts_no_further_config_but_still_confirms(tiny, monkeypatch):
+    monkeypatch.setenv("TINY_SLEEP", "0.1")
+    tiny.write(trial={"repeats": 1}, study={"time_budget": "1s"})
+    events = []
+    summary = run_study(tiny.study_file, tiny.out, on_event=events.append).summary
+    assert [line[:2] for line in tiny.log()] == [["0", "0"], ["0", "1"]]
+    assert summary.winner == 0
+    notes = [event.message for event in events if isinstance(event, StudyNote)]
+    assert notes == ["the search is over: the time budget of 1 s is used up"]
+
+
+def test_base_that_crashes_once_is_measured_again(tiny):
+    tiny.write(
+        space={"micro_batch_size": [1, 4], "recompute": "full"},
+        trial={"repeats": 1},
+        behaviour={"1-full": "crash_once"},
+    )
+    summary = run_study(tiny.study_file, tiny.out).summary
+    assert summary.trial(0).outcome == "ok"
+    assert summary.trial(0).value == 1.0
+    assert [line[0] for line in tiny.log() if line[1] == "0"] == ["0", "0", "1"]
+
+
 def test_lost_trial_folders_are_noticed(tiny):
     tiny.write(trial={"repeats": 1}, study={"trials": 1})
     run_study(tiny.study_file, tiny.out)

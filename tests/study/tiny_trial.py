@@ -46,6 +46,9 @@ def main():
     behaviour = config.get("behaviour", {}).get(f"{micro}-{recompute}", "good")
     if behaviour == "crash":
         raise RuntimeError("the flux capacitor is empty")
+    if behaviour == "crash_once" and not Path(config["log"] + ".once").exists():
+        Path(config["log"] + ".once").touch()
+        raise RuntimeError("not again")
     if behaviour == "garbage":
         (folder / "result.json").write_text("}{ not json")
         return 0
