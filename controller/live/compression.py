@@ -113,7 +113,10 @@ class TopKCodec(nn.Cell):
         self._ranks = data_parallel
         self._size = size
         self._sent = max(1, round(ratio * size))
-        self._position = Tensor(np.arange(self._sent), mstype.float32)
+        self._built_ratio = Tensor(ratio, mstype.float32)
+        # Integers: float32 counts exactly up to 2^24 entries only.
+        self._position = Tensor(np.arange(self._sent), mstype.int32)
+        self._all_sent = Tensor(self._sent, mstype.int32)
         self.ratio = Parameter(
             Tensor(ratio, mstype.float32), name="mindtune.compression_ratio", requires_grad=False
         )
@@ -130,7 +133,9 @@ class TopKCodec(nn.Cell):
         """
         corrected = flat + self.residual
         _, indices = ops.topk(ops.abs(corrected), self._sent)
-        live = ops.maximum(ops.round(self.ratio * self._size), ops.ones_like(bound))
+        ratio = self.ratio.value()
+        wanted = ops.maximum(ops.round(ratio * self._size), ops.ones_like(bound))
+        live = ops.where(ratio >= self._built_ratio, self._all_sent, wanted.astype(mstype.int32))
         values = ops.gather(corrected, indices, 0)
         values = ops.where(self._position < live, values, ops.zeros_like(values))
         indices = indices.astype(mstype.int32)
