@@ -106,6 +106,7 @@ def _stage_parameters(
     tensor = layout.model_parallel(config)
     tables = int(first) + int(last and not (model.tie_embeddings and first))
     dense = layers * model.dense_layer_parameters + tables * model.embedding_parameters
+    dense += model.hidden_size if last else 0  # the last norm
     experts = layers * model.expert_layer_parameters / layout.expert_parallel(config)
     return dense / tensor, experts / tensor
 

@@ -45,7 +45,7 @@ _CHOICES = "space"
 """User attribute of the study: the choices of every knob, which may not change."""
 _CONFIGS_FAULT = frozenset({"oom", "bad_config", "non_finite", "timeout", "infeasible"})
 """Outcomes that the config itself causes: samplers learn them as violated constraints."""
-_MAX_REJECTIONS = 200
+_MAX_REJECTIONS = 100
 """Rejected proposals in a row after which an untried feasible config is drawn instead."""
 
 

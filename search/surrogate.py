@@ -24,11 +24,6 @@ _LENGTH = 0.4
 """Distance, of an axis 0..1, over which an ordered knob's effect stays alike."""
 _LIKENESS = 0.3
 """Correlation of the effects of two values of an unordered knob."""
-_KNOB_VARIANCE, _KNOB_WEIGHT = 0.25**2, 0.5
-"""Prior of a main effect in squared log units, and how many observations it is worth."""
-_INTERACTION_VARIANCE, _INTERACTION_WEIGHT = 0.07**2, 2.0
-_NOISE_VARIANCE, _NOISE_WEIGHT = 0.03**2, 4.0
-"""Repeats of one config differ by 1 - 10 % in published tables."""
 _OFFSET_VARIANCE = 2.0**2
 """Of the unknown level of all values."""
 _SLOPE_VARIANCE = 0.4**2
@@ -36,6 +31,23 @@ _SLOPE_VARIANCE = 0.4**2
 _FLOOR = 1e-6
 _MAX_TRIED = 250
 """Trials that the model looks at: beyond, the best half and the newest half of them."""
+
+
+@dataclass(frozen=True)
+class _Prior:
+    """Variances expected before any trial, and how many observations each is worth."""
+
+    knob: tuple[float, float]
+    interaction: tuple[float, float]
+    noise: tuple[float, float]
+
+
+_VALUES = _Prior(knob=(0.25**2, 0.5), interaction=(0.07**2, 2.0), noise=(0.03**2, 4.0))
+"""Of log(value): repeats of one config differ by 1 - 10 % in published tables."""
+_LABELS = _Prior(knob=(0.5**2, 0.5), interaction=(0.5**2, 2.0), noise=(0.3**2, 4.0))
+"""Of labels 1 (runs) and -1 (fails)."""
+_RUNS = 0.7
+"""Label expected of a config that nothing is known about."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +90,8 @@ def fit_posterior(
     residual = log_values + cost - level
     parts = _parts(encoding.distances(tried, tried), encoding.is_ordered)
     basis = _OFFSET_VARIANCE + _SLOPE_VARIANCE * np.outer(cost, cost)
-    levels = [len(np.unique(column)) for column in tried.coordinates.T]
-    variances, noise = _variances(parts, np.array([*levels, len(tried)]), basis, residual)
+    ranks = _ranks(tried)
+    variances, noise = _variances(_VALUES, parts, ranks, basis, residual)
 
     signal = np.tensordot(variances, parts, axes=1) + basis
     factor = np.linalg.cholesky(signal + noise * np.eye(len(residual)))
@@ -116,15 +128,20 @@ def _parts(gaps: Floats, ordered: Flags) -> Floats:
     return alike
 
 
+def _ranks(tried: Points) -> Floats:
+    """Return how many effects each part has: one per level of a knob, one per trial."""
+    return np.array([*(len(np.unique(c)) for c in tried.coordinates.T), len(tried)], dtype=float)
+
+
 def _variances(
-    parts: Floats, ranks: Floats, basis: Floats, residual: Floats
+    expected: _Prior, parts: Floats, ranks: Floats, basis: Floats, residual: Floats
 ) -> tuple[Floats, float]:
     """Return the variance of every part and of the noise (EM, with a prior on each)."""
     count = len(residual)
-    prior = np.full(len(parts), _KNOB_VARIANCE)
-    weight = np.full(len(parts), _KNOB_WEIGHT)
-    prior[-1], weight[-1] = _INTERACTION_VARIANCE, _INTERACTION_WEIGHT
-    variances, noise = prior.copy(), _NOISE_VARIANCE
+    prior, weight = np.full(len(parts), expected.knob[0]), np.full(len(parts), expected.knob[1])
+    prior[-1], weight[-1] = expected.interaction
+    noise_prior, noise_weight = expected.noise
+    variances, noise = prior.copy(), noise_prior
     for _ in range(15 if count <= 100 else 5):
         covariance = np.tensordot(variances, parts, axes=1) + basis + noise * np.eye(count)
         inverse = np.linalg.inv(covariance)
@@ -138,8 +155,8 @@ def _variances(
             _FLOOR,
         )
         noise = max(
-            (_NOISE_WEIGHT * _NOISE_VARIANCE + count * noise - noise**2 * left)
-            / (_NOISE_WEIGHT + count),
+            (noise_weight * noise_prior + count * noise - noise**2 * left)
+            / (noise_weight + count),
             _FLOOR,
         )
     return variances, noise
@@ -148,22 +165,26 @@ def _variances(
 def probability_ok(encoding: Encoding, tried: Points, succeeded: Flags, asked: Points) -> Floats:
     """Return the probability that each asked config runs at all, from which ones did.
 
-    Least-squares classification over the same parts, with a prior of mostly running.
+    Least-squares classification over the same parts: it learns which knob makes them fail.
     """
     if not len(tried) or bool(np.all(succeeded)):
         return np.ones(len(asked))
-    prior, noise = 0.7, 0.3
-    ordered = encoding.is_ordered
-    shares = np.full(len(ordered) + 1, 0.7 / max(len(ordered), 1))
-    shares[-1] = 1.0 - shares[:-1].sum()
-    labels = np.where(succeeded, 1.0, -1.0) - prior
-    own = np.tensordot(shares, _parts(encoding.distances(tried, tried), ordered), axes=1)
-    cross = np.tensordot(shares, _parts(encoding.distances(asked, tried), ordered), axes=1)
-    factor = np.linalg.cholesky(own + noise**2 * np.eye(len(labels)))
+    if len(tried) > _MAX_TRIED:
+        tried = Points(tried.coordinates[-_MAX_TRIED:])
+        succeeded = succeeded[-_MAX_TRIED:]
+    labels = np.where(succeeded, 1.0, -1.0) - _RUNS
+    parts = _parts(encoding.distances(tried, tried), encoding.is_ordered)
+    variances, noise = _variances(_LABELS, parts, _ranks(tried), np.zeros(parts.shape[1:]), labels)
+    factor = np.linalg.cholesky(
+        np.tensordot(variances, parts, axes=1) + noise * np.eye(len(labels))
+    )
+    cross = np.tensordot(
+        variances, _parts(encoding.distances(asked, tried), encoding.is_ordered), axes=1
+    )
     projected = np.linalg.solve(factor, cross.T)
-    mean = prior + projected.T @ np.linalg.solve(factor, labels)
-    variance = np.maximum(1.0 - (projected**2).sum(axis=0), 0.0)
-    return normal_cdf(mean / np.sqrt(noise**2 + variance))
+    mean = _RUNS + projected.T @ np.linalg.solve(factor, labels)
+    variance = np.maximum(variances.sum() - (projected**2).sum(axis=0), 0.0)
+    return normal_cdf(mean / np.sqrt(noise + variance))
 
 
 def expected_improvement(posterior: Posterior) -> Floats:

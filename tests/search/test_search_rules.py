@@ -247,6 +247,6 @@ ADVICE = [
 
 @pytest.mark.parametrize(("bad", "text", "good"), ADVICE)
 def test_advice_speaks_and_is_silent(bad, text, good):
-    large = facts(shape={"vocab_size": 1024}, cluster={"device_memory": 8 * 2**30})
+    large = facts(shape={"vocab_size": 1024}, cluster={"device_memory": 24 * 2**30})
     assert any(text in line for line in advice(complete(**bad), CostModel(large)))
     assert not any(text[:20] in line for line in advice(complete(**good), CostModel(large)))

@@ -1,0 +1,229 @@
+"""The value of a trial, its ranking among noisy others, and convergence at equal samples."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mindtune.search.confirming import Confirmed, compare, noise_share, rank, spread
+from mindtune.search.convergence import LossCurve, baseline_band, judge
+from mindtune.search.errors import SearchError
+from mindtune.search.facts import Cluster, StudyFacts, Training
+from mindtune.search.model_shape import ModelShape
+from mindtune.search.scoring import (
+    METRICS,
+    Exponents,
+    MeasuredTrial,
+    best_by,
+    is_better,
+    score,
+    stability,
+)
+
+MODEL = ModelShape(
+    num_layers=2, hidden_size=8, num_heads=2, num_kv_heads=1, intermediate_size=16,
+    gated_mlp=True, vocab_size=10, seq_length=4,
+)  # fmt: skip
+"""8160 model FLOPs per token (counted in test_search_model_shape)."""
+
+
+def facts(*, peak=1e6, devices=2, model=MODEL):
+    return StudyFacts(
+        cluster=Cluster(num_devices=devices, peak_flops=peak, allow_idle=True),
+        training=Training(global_batch_size=3),
+        model=model,
+    )
+
+
+def trial(*times, **fields):
+    return MeasuredTrial(step_time_s=times, **fields)
+
+
+def test_mfu_counts_all_devices_at_the_median_step_time():
+    found = score(trial(0.1, 0.1, 0.4), facts())
+    mfu = 8160 * 12 / (0.1 * 1e6 * 2)
+    assert (found.mfu, found.kind) == (pytest.approx(mfu), "mfu")
+    assert found.stability == pytest.approx(0.1 / 0.2)
+    assert found.value == pytest.approx(mfu * 0.5)
+    assert score(trial(0.1, tokens_per_step=6), facts()).mfu == pytest.approx(mfu / 2)
+    assert score(trial(0.1, samples_per_step=1.5), facts()).mfu == pytest.approx(mfu / 2)
+
+
+def test_bad_steps_lower_stability_and_fast_outliers_do_not_raise_it():
+    assert stability(trial(1.0, 1.0, 1.0, 1.0, bad_steps=1)) == 0.75
+    assert stability(trial(1.0, 1.0, 0.1)) == 1.0
+    assert stability(trial(1.0, bad_steps=1)) == 0.0
+
+
+def test_exponents_weigh_the_parts():
+    found = score(trial(0.1, 0.1, 0.4), facts(), exponents=Exponents(mfu=0.5, stability=2.0))
+    assert found.value == pytest.approx(found.mfu**0.5 * found.stability**2)
+
+
+def test_mfu_above_one_is_invalid_and_says_so():
+    found = score(trial(0.001), facts())
+    assert found.value is None
+    assert found.mfu > 1
+    assert "MFU must lie above 0 and at most at 1, but is 48.960" in found.problem
+
+
+@pytest.mark.parametrize("broken", [math.nan, -0.5, 0.0])
+def test_a_nonsense_mfu_of_the_trial_itself_is_invalid(broken):
+    assert score(trial(1.0, mfu=broken), facts(model=None)).value is None
+
+
+def test_without_a_peak_throughput_over_the_baseline_stands_for_mfu():
+    unknown = facts(peak=None)
+    base = trial(0.2, tokens_per_step=12)
+    found = score(trial(0.1, tokens_per_step=12), unknown, baseline=base)
+    assert (found.mfu, found.kind) == (pytest.approx(2.0), "relative")
+    assert found.value == pytest.approx(2.0)
+    assert score(base, unknown, baseline=base).value == pytest.approx(1.0)
+    assert score(trial(0.1), unknown, baseline=base).mfu == pytest.approx(2.0)  # same batch
+    alone = score(trial(0.1), unknown)
+    assert (alone.value, alone.kind) == (None, "unknown")
+    assert "no baseline" in alone.problem
+
+
+def test_a_trial_may_know_its_mfu_itself_but_only_if_the_baseline_did():
+    without = facts(model=None)
+    assert score(trial(0.1, mfu=0.4), without).value == pytest.approx(0.4)
+    mixed = score(trial(0.1, mfu=0.4), without, baseline=trial(0.2))
+    assert (mixed.kind, mixed.value) == ("relative", pytest.approx(2.0))
+
+
+@pytest.mark.parametrize("times", [(), (0.0,), (math.nan,), (1.0, math.inf), (-1.0,)])
+def test_step_times_are_positive_finite_seconds(times):
+    with pytest.raises(SearchError, match="positive finite seconds"):
+        MeasuredTrial(step_time_s=times)
+
+
+@given(st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=20), st.data())
+def test_stability_lies_between_0_and_1(times, data):
+    bad = data.draw(st.integers(0, len(times)))
+    assert 0.0 <= stability(MeasuredTrial(step_time_s=tuple(times), bad_steps=bad)) <= 1.0 + 1e-12
+
+
+def test_direction_belongs_to_the_metric_and_the_field_is_named():
+    rows = [
+        {"nodes": 8, "step_time_s": 3.1, "value": 0.2},
+        {"nodes": 8, "step_time_s": 2.2, "value": 0.1},
+        {"nodes": 8, "step_time_s": 4.0, "value": None},
+    ]
+    draw = random.Random(0)
+    for _ in range(6):
+        draw.shuffle(rows)
+        assert best_by("step_time_s", rows)["step_time_s"] == 2.2
+        assert best_by("value", rows)["value"] == 0.2
+    assert best_by("latency_s", [{"latency_s": 0.1}, {"latency_s": 0.2}]) == {"latency_s": 0.1}
+    assert best_by("mfu", rows) is None
+    assert best_by("value", [{"value": math.nan}, {"value": math.inf}, {"value": True}]) is None
+    assert not is_better("mfu", math.nan, 0.1)
+    with pytest.raises(SearchError, match="metric must be one of value, mfu"):
+        best_by("nodes", rows)
+    assert set(METRICS.values()) == {"maximize", "minimize"}
+
+
+def test_a_tie_inside_the_noise_goes_to_more_headroom():
+    fast = Confirmed(3, (1.00, 1.02, 0.98), headroom_bytes=1e9)
+    roomy = Confirmed(5, (0.99, 1.01, 0.97), headroom_bytes=9e9)
+    slow = Confirmed(1, (0.60, 0.61, 0.59), headroom_bytes=99e9)
+    assert [c.number for c in rank([slow, fast, roomy])] == [5, 3, 1]
+    assert [c.number for c in rank([roomy, slow, fast])] == [5, 3, 1]
+
+
+def test_a_clear_win_is_no_tie_and_unknown_headroom_comes_last():
+    best = Confirmed(1, (1.0, 1.0, 1.0), headroom_bytes=None)
+    worse = Confirmed(2, (0.9, 0.9, 0.9), headroom_bytes=1e12)
+    near = Confirmed(3, (0.99, 0.99, 0.99), headroom_bytes=1.0)
+    assert [c.number for c in rank([best, worse, near])] == [3, 1, 2]
+    assert rank([]) == ()
+
+
+def test_larger_noise_widens_the_tie():
+    def values(level, noise):
+        return (level * (1 - noise), level, level * (1 + noise))
+
+    for noise, first in ((0.001, 1), (0.08, 2)):
+        a = Confirmed(1, values(1.0, noise), headroom_bytes=1.0)
+        b = Confirmed(2, values(0.95, noise), headroom_bytes=2.0)
+        assert rank([a, b])[0].number == first
+        assert noise_share([a, b]) == pytest.approx(noise)
+    assert noise_share([Confirmed(1, (1.0,))]) is None
+
+
+def test_comparison_sees_a_difference_only_outside_the_noise():
+    apart = compare([1.5, 1.52, 1.48], [1.0, 1.01, 0.99])
+    assert apart.different is True
+    assert apart.low > 1.4
+    assert apart.ratio == pytest.approx(1.5)
+    assert compare([1.0, 1.3, 0.8], [1.0, 0.9, 1.2]).different is False
+    assert compare([1.01, 1.01, 1.01], [1.0, 1.0, 1.0]).different is False  # within 2 %
+    assert compare([2.0], [1.0]).different is None
+    assert compare([1.5, 1.52, 1.48], [1.0, 1.01, 0.99]) == apart
+
+
+def test_spread_is_quartiles_from_four_repeats_on():
+    assert spread([3.0, 1.0, 2.0]) == spread((1.0, 2.0, 3.0))
+    assert (spread([1.0, 3.0]).low, spread([1.0, 3.0]).high) == (1.0, 3.0)
+    five = spread([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (five.low, five.median, five.high, five.count) == (2.0, 3.0, 4.0, 5)
+    with pytest.raises(SearchError, match="at least one value"):
+        spread([])
+
+
+def curve(final, *, step=8, end=800, seed=0):
+    """Return a loss curve that falls to `final`, with a little noise."""
+    draw = random.Random(seed)
+    samples = tuple(float(s) for s in range(step, end + 1, step))
+    return LossCurve(
+        samples, tuple(final + 3 * math.exp(-s / 150) + draw.gauss(0, 0.01) for s in samples)
+    )
+
+
+BAND = baseline_band([curve(1.0, seed=1), curve(1.02, seed=2), curve(0.98, seed=3)])
+
+
+def test_a_run_inside_the_baselines_own_noise_converges():
+    assert BAND.samples == 800
+    assert BAND.upper == pytest.approx(BAND.mean + 2.920 * 0.02 * math.sqrt(4 / 3), rel=0.05)
+    assert judge(curve(1.03, seed=4), BAND).ok is True
+    assert judge(curve(0.5, seed=4), BAND).ok is True
+
+
+def test_a_run_above_it_does_not_and_is_told_at_which_samples():
+    found = judge(curve(1.3, seed=4), BAND)
+    assert found.ok is False
+    assert "at 800 samples is above" in found.reason
+    assert "3 seeds" in found.reason
+
+
+def test_runs_compare_at_equal_samples_not_at_equal_steps():
+    assert judge(curve(1.0, step=32, seed=5), BAND).ok is True
+    early = judge(curve(1.0, end=300, seed=5), BAND)
+    assert early.samples == 296
+    assert early.ok is True
+    assert early.loss > BAND.upper  # it would have failed against the end of the baseline
+
+
+def test_a_run_that_became_nan_never_converges():
+    broken = curve(1.0)
+    losses = (*broken.losses[:-3], math.nan, math.nan, math.nan)
+    assert judge(LossCurve(broken.samples, losses), BAND).ok is False
+
+
+def test_a_run_with_one_huge_step_cannot_be_told():
+    found = judge(LossCurve((500.0, 5000.0), (1.0, 1.0)), BAND)
+    assert found.ok is None
+    assert "no step of the run ends" in found.reason
+
+
+def test_a_band_needs_two_finite_seeds():
+    with pytest.raises(SearchError, match="at least 2 seeds"):
+        baseline_band([curve(1.0)])
+    with pytest.raises(SearchError, match="must be finite"):
+        baseline_band([curve(1.0), curve(math.nan)])
+    with pytest.raises(SearchError, match="one loss per count of samples"):
+        LossCurve((1.0,), ())

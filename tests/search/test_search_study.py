@@ -1,0 +1,323 @@
+"""Ask and tell around an Optuna study, new, resumed, and with other samplers."""
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from mindtune.search.attributes import MEMORY, OUTCOME, REASON, RETRY_OF
+from mindtune.search.baseline import choose_baseline
+from mindtune.search.constraints import check
+from mindtune.search.errors import SearchError
+from mindtune.search.facts import Cluster, Limits, StudyFacts, Training
+from mindtune.search.model_shape import ModelShape
+from mindtune.search.sampler import make_sampler, parameters
+from mindtune.search.space import Space
+from mindtune.search.study import Proposer
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+MODEL = ModelShape(
+    num_layers=4, hidden_size=128, num_heads=4, intermediate_size=512, vocab_size=256,
+    seq_length=128,
+)  # fmt: skip
+SPEC = {
+    "data_parallel": [1, 2],
+    "micro_batch_size": [1, 2, 4],
+    "recompute": ["none", "full"],
+    "gradient_compression": ["none", "float16"],
+}
+BASE = {"data_parallel": 1, "micro_batch_size": 2, "recompute": "full",
+        "gradient_compression": "none"}  # fmt: skip
+
+
+def make_report(spec=None, base=None, *, memory=None, limits=None):
+    facts = StudyFacts(
+        cluster=Cluster(num_devices=2, allow_idle=True, device_memory=memory),
+        training=Training(global_batch_size=8),
+        model=MODEL,
+        limits=limits or Limits(),
+    )
+    return check(Space.from_spec(spec or SPEC, facts, BASE if base is None else base))
+
+
+def open_study(report, storage=None, *, sampler="guided", seed=0):
+    return optuna.create_study(
+        study_name="s", storage=storage, direction="maximize", load_if_exists=True,
+        sampler=make_sampler(sampler, report, seed=seed),
+    )  # fmt: skip
+
+
+def make_proposer(report=None, storage=None, *, sampler="guided", trials=100, **options):
+    report = report or make_report()
+    return Proposer(open_study(report, storage, sampler=sampler), report, trials=trials, **options)
+
+
+@pytest.fixture
+def sqlite(tmp_path):
+    return f"sqlite:///{tmp_path / 'study.db'}"
+
+
+def run_all(proposer, value=lambda config: 1.0 / config["micro_batch_size"]):
+    """Ask and tell until the end; return every proposal."""
+    proposals = []
+    while (proposal := proposer.ask()) is not None:
+        proposals.append(proposal)
+        proposer.tell(proposal.number, "ok", value(proposal.config))
+    return proposals
+
+
+@pytest.mark.parametrize("sampler", ["guided", "random"])
+def test_every_feasible_config_is_proposed_once_base_first(sampler):
+    report = make_report()
+    proposer = make_proposer(report, sampler=sampler)
+    proposals = run_all(proposer)
+    assert report.feasible == 18  # float16 needs two replicas
+    assert [p.key for p in proposals if p.key in report.keys] == [p.key for p in proposals]
+    assert len({p.key for p in proposals}) == len(proposals) == 18
+    assert (proposals[0].number, proposals[0].config) == (0, BASE)
+    assert [p.is_baseline for p in proposals] == [True] + [False] * 17
+    assert proposer.stopped == "every feasible config has been tried (18)"
+
+
+def test_rejected_suggestions_of_other_samplers_cost_no_trial_and_say_why():
+    proposer = make_proposer(sampler="random", trials=12)
+    assert len(run_all(proposer)) == 12
+    assert proposer.stopped == "12 of 12 trials are done"
+    rejected = [
+        t for t in proposer.study.trials if t.user_attrs[OUTCOME] == "infeasible"
+    ]  # fmt: skip
+    assert rejected
+    for trial in rejected:
+        assert trial.state == TrialState.PRUNED
+        assert trial.user_attrs[REASON].startswith("compression_needs_replicas: ")
+        assert trial.constraints == {"compression_needs_replicas": 1.0}
+    repeated = [t for t in proposer.study.trials if t.user_attrs[OUTCOME] == "duplicate"]
+    assert all("same config as trial" in t.user_attrs[REASON] for t in repeated)
+    assert all(t.state == TrialState.FAIL for t in repeated)
+
+
+def test_our_sampler_is_never_rejected():
+    proposer = make_proposer(trials=15)
+    run_all(proposer)
+    assert len(proposer.study.trials) == 15
+
+
+def test_budgets_end_the_search_with_their_reason():
+    proposer = make_proposer(trials=2, time_budget_s=60.0)
+    assert proposer.ask(elapsed_s=61.0) is None
+    assert proposer.stopped == "the time budget of 60 s is used up"
+    for _ in range(2):
+        proposer.tell(proposer.ask(elapsed_s=1.0).number, "ok", 1.0)
+    assert proposer.ask(elapsed_s=2.0) is None
+    assert proposer.stopped == "2 of 2 trials are done"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "value", "state", "constraints"),
+    [
+        ("ok", 0.5, TrialState.COMPLETE, {}),
+        ("ok", None, TrialState.FAIL, {}),
+        ("ok", float("nan"), TrialState.FAIL, {}),
+        ("pruned", None, TrialState.PRUNED, {}),
+        ("pruned", 0.2, TrialState.PRUNED, {}),
+        ("oom", None, TrialState.PRUNED, {"oom": 1.0}),
+        ("timeout", None, TrialState.PRUNED, {"timeout": 1.0}),
+        ("crash", None, TrialState.FAIL, {}),
+        ("interrupted", None, TrialState.FAIL, {}),
+    ],
+)
+def test_outcomes_become_states_and_constraints(outcome, value, state, constraints):
+    proposer = make_proposer()
+    proposal = proposer.ask()
+    assert proposer.tell(proposal.number, outcome, value, {"note": "x"}) is True
+    trial = proposer.study.trials[0]
+    assert (trial.state, trial.constraints) == (state, constraints)
+    assert trial.user_attrs[OUTCOME] == outcome
+    assert trial.user_attrs["note"] == "x"
+    if outcome == "pruned":
+        assert trial.value == value
+    assert proposer.attempts()[0].outcome == outcome
+
+
+def test_a_late_report_is_no_error_and_changes_nothing():
+    proposer = make_proposer()
+    number = proposer.ask().number
+    assert proposer.tell(number, "ok", 1.0) is True
+    assert proposer.tell(number, "crash") is False
+    assert proposer.study.trials[0].value == 1.0
+    with pytest.raises(SearchError, match="number must be below 1, but got 5"):
+        proposer.tell(5, "ok", 1.0)
+
+
+def test_a_killed_study_runs_its_open_trial_again_and_nothing_that_finished(sqlite):
+    first = make_proposer(storage=sqlite, trials=4)
+    done = [first.ask() for _ in range(1)]
+    first.tell(done[0].number, "ok", 1.0)
+    lost = first.ask()
+    del first  # killed in mid-trial
+
+    second = make_proposer(storage=sqlite, trials=4)
+    assert second.requeue_stale(lambda _: False) == (lost.number,)
+    assert second.requeue_stale(lambda _: False) == ()
+    again = second.ask()
+    assert (again.key, again.retry_of) == (lost.key, lost.number)
+    second.tell(again.number, "ok", 0.9)
+    rest = run_all(second)
+    keys = [done[0].key, again.key, *(p.key for p in rest)]
+    assert len(set(keys)) == len(keys) == 4  # an interruption costs no budget
+    assert second.study.trials[lost.number].user_attrs[OUTCOME] == "interrupted"
+    assert second.study.trials[lost.number].state == TrialState.FAIL
+
+
+def test_a_trial_that_is_alive_is_left_alone(sqlite):
+    first = make_proposer(storage=sqlite)
+    first.ask()
+    second = make_proposer(storage=sqlite)
+    assert second.requeue_stale(lambda _: True) == ()
+    other = second.ask()
+    assert other.number == 1  # a worker beside the first gets another config
+    assert first.tell(0, "ok", 1.0) is True
+
+
+def test_a_kill_between_queueing_and_closing_queues_once(sqlite):
+    first = make_proposer(storage=sqlite)
+    lost = first.ask()
+    first.study.enqueue_trial(lost.config, user_attrs={RETRY_OF: lost.number})
+    second = make_proposer(storage=sqlite)
+    assert second.requeue_stale(lambda _: False) == (lost.number,)
+    waiting = second.study.get_trials(states=(TrialState.WAITING,))
+    assert [t.user_attrs for t in waiting] == [{RETRY_OF: lost.number}]
+
+
+def test_a_config_that_keeps_dying_is_given_up(sqlite):
+    report = make_report({"micro_batch_size": [1, 2], "data_parallel": [1]}, base={})
+    for attempt in range(3):
+        proposer = make_proposer(report, sqlite)
+        assert len(proposer.requeue_stale(lambda _: False)) == min(attempt, 1)
+        assert proposer.ask().config["micro_batch_size"] == 1
+    proposer = make_proposer(report, sqlite)
+    proposer.requeue_stale(lambda _: False)
+    assert not proposer.study.get_trials(states=(TrialState.WAITING,))
+
+
+def test_the_retry_of_a_finished_config_is_not_queued(sqlite):
+    proposer = make_proposer(storage=sqlite)
+    first = proposer.ask()
+    # Two workers ran the same config; one of them was killed after the other had finished.
+    proposer.study.enqueue_trial(first.config)
+    twin = proposer.study.ask(parameters(proposer.report))
+    proposer.tell(first.number, "ok", 1.0)
+    assert proposer.requeue_stale(lambda _: False) == (twin.number,)
+    assert not proposer.study.get_trials(states=(TrialState.WAITING,))
+    assert proposer.ask().key != first.key
+
+
+def test_running_out_of_memory_spares_the_configs_that_need_more():
+    proposer = make_proposer(make_report({"micro_batch_size": [1, 2, 4, 8], "recompute": ["none"],
+                                          "data_parallel": [1]}, base={}))  # fmt: skip
+    assert proposer.ask().config["micro_batch_size"] == 1
+    proposer.tell(0, "ok", 1.0)
+    second = proposer.ask()
+    proposer.tell(second.number, "oom")
+    left = [p.config["micro_batch_size"] for p in run_all(proposer)]
+    assert all(size < second.config["micro_batch_size"] for size in left)
+
+
+def test_the_choices_of_a_study_may_not_change(sqlite):
+    make_proposer(storage=sqlite)
+    changed = make_report({**SPEC, "recompute": ["none", "interval:2", "full"]})
+    with pytest.raises(SearchError, match="may not change within a study, but recompute differ"):
+        make_proposer(changed, sqlite)
+    wider = make_report({**SPEC, "comm_fusion": [0, 8]})
+    with pytest.raises(SearchError, match="comm_fusion differ"):
+        make_proposer(wider, sqlite)
+
+
+def test_repeats_are_kept_with_the_study(sqlite):
+    proposer = make_proposer(storage=sqlite)
+    number = proposer.ask().number
+    proposer.tell(number, "ok", 0.5)
+    proposer.add_repeat(number, 2, 0.52, {"step_time_s": 0.1})
+    proposer.add_repeat(number, 1, 0.48)
+    proposer.add_repeat(7, 1, None, {"outcome": "crash"})
+    again = make_proposer(storage=sqlite)
+    assert [(r.repeat, r.value) for r in again.repeats(number)] == [(1, 0.48), (2, 0.52)]
+    assert [r.number for r in again.repeats()] == [0, 0, 7]
+    assert again.repeats(7)[0].attrs == {"outcome": "crash"}
+
+
+def test_leaders_are_the_best_values_first():
+    proposer = make_proposer(trials=6)
+    run_all(proposer, lambda config: float(config["micro_batch_size"]))
+    values = [leader.value for leader in proposer.leaders(3)]
+    assert len(values) == 3
+    assert values == sorted(values, reverse=True)
+
+
+def test_measured_memory_corrects_the_rules():
+    spec = {"micro_batch_size": [1, 2, 4, 8], "recompute": ["none"], "data_parallel": [1]}
+    report = make_report(spec, base={}, memory=2**30)
+    assert report.feasible == 4
+    proposer = make_proposer(report)
+    first = proposer.ask()
+    small = report.cost.memory_bytes(report.space.complete(first.config))
+    proposer.tell(first.number, "ok", 1.0, {MEMORY: 0.6 * 2**30})
+    second = proposer.ask()
+    assert proposer.report.cost.memory_scale == pytest.approx(0.6 * 2**30 / small)
+    assert proposer.report.feasible < 4
+    assert proposer.report.cost.memory_bytes(
+        report.space.complete(second.config)
+    ) <= 2**30  # fmt: skip
+
+
+def test_the_base_config_may_lie_outside_the_users_choices_and_is_never_proposed_again():
+    report = make_report(base={**BASE, "micro_batch_size": 8})
+    proposer = make_proposer(report)
+    proposals = run_all(proposer)
+    assert proposals[0].config["micro_batch_size"] == 8
+    assert all(p.config["micro_batch_size"] < 8 for p in proposals[1:])
+    assert len(proposals) == 1 + report.feasible
+
+
+def test_an_impossible_base_is_replaced_by_the_nearest_feasible_config():
+    report = make_report(base={**BASE, "gradient_compression": "float16"})
+    found = choose_baseline(report)
+    assert found.rejection.startswith("compression_needs_replicas: ")
+    differing = [
+        n for n in BASE if found.config[n] != {**BASE, "gradient_compression": "float16"}[n]
+    ]
+    assert len(differing) == 1
+    assert found.config in [entry.config for entry in report.configs]
+
+
+def test_without_a_base_config_the_defaults_make_the_baseline():
+    found = choose_baseline(make_report(base={}))
+    assert found.config == {"data_parallel": 1, "micro_batch_size": 1, "recompute": "none",
+                            "gradient_compression": "none"}  # fmt: skip
+    assert found.rejection is None
+
+
+def test_candidates_search_only_the_list():
+    rows = [
+        {"data_parallel": 1, "micro_batch_size": 1, "recompute": "none"},
+        {"data_parallel": 2, "micro_batch_size": 4, "recompute": "full"},
+        {"data_parallel": 2, "micro_batch_size": 3, "recompute": "full"},
+    ]
+    report = make_report(rows, base={})
+    for sampler in ("guided", "random"):
+        configs = [p.config for p in run_all(make_proposer(report, sampler=sampler))]
+        assert len(configs) == 2
+        assert all(config in rows[:2] for config in configs)
+
+
+def test_an_empty_space_is_an_error_that_names_the_constraint():
+    report = make_report({"data_parallel": [4, 8]}, base={})
+    with pytest.raises(SearchError, match="no config of 2 is feasible: degrees_fill_cluster"):
+        make_proposer(report)
+
+
+def test_proposals_carry_predictions():
+    report = make_report(memory=2**40)
+    proposal = make_proposer(report).ask()
+    assert proposal.prediction.memory_bytes > 0
+    assert proposal.prediction.step_time_s is None
