@@ -26,8 +26,10 @@ _SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 class HostProbe:
     """Reads this process with its children.
 
-    Utilization is their processor time between two reads over wall time x usable cores; time of
-    children that ended in between is lost. Memory is their resident set (pages shared between
+    Utilization is their processor time between two reads over what the usable cores could have
+    given them: wall time x cores, less what other processes took. A process that shares busy cores
+    is not idle for want of work, and other ranks of the same run are others here. Time of children
+    that ended in between is lost. Memory is their resident set (pages shared between
     them count once each) against the machine's memory or the container's limit. Power: None.
 
     Args:
@@ -49,6 +51,7 @@ class HostProbe:
         self._tree: list[psutil.Process] = []
         self._tree_time = -_TREE_REFRESH_S
         self._cpu_s: dict[psutil.Process, float] = {}
+        self._busy_s = _busy_s()
         self._read_time = self._clock()
         self._cpu_s, _ = self._measure(self._read_time)
         self.name = f"host ({self._cores:g} cores)"
@@ -63,12 +66,13 @@ class HostProbe:
         cpu_s, memory_bytes = self._measure(now)
         # A process seen for the first time has no earlier value: it counts from the next read.
         used_s = sum(total - self._cpu_s.get(process, total) for process, total in cpu_s.items())
-        elapsed_s = now - self._read_time
-        self._cpu_s, self._read_time = cpu_s, now
+        busy_s = _busy_s()
+        others_s = max(busy_s - self._busy_s - used_s, 0.0)
+        # At least what was used: the two are counted in ticks and not at the same moment.
+        given_s = max((now - self._read_time) * self._cores - others_s, used_s)
+        self._cpu_s, self._busy_s, self._read_time = cpu_s, busy_s, now
         return DeviceReading(
-            device_utilization=(
-                min(max(used_s, 0.0) / (elapsed_s * self._cores), 1.0) if elapsed_s > 0 else None
-            ),
+            device_utilization=max(used_s, 0.0) / given_s if given_s > 0 else None,
             device_memory_used_bytes=memory_bytes,
             device_memory_total_bytes=self._total_bytes,
             device_temperature_c=_package_temperature() if self._has_sensor else None,
@@ -91,6 +95,19 @@ class HostProbe:
         alive = {process: cost for process, cost in costs.items() if cost is not None}
         cpu_s = {process: seconds for process, (seconds, _) in alive.items()}
         return cpu_s, sum(resident for _, resident in alive.values())
+
+
+def _busy_s() -> float:
+    """Processor seconds that anybody used on this process's cores; 0 under a quota of its own.
+
+    Under a quota the share is guaranteed: what others do on the machine takes nothing away.
+    """
+    if not hasattr(os, "sched_getaffinity") or usable_cores() < len(os.sched_getaffinity(0)):
+        return 0.0
+    per_core = psutil.cpu_times(percpu=True)
+    cores = [per_core[core] for core in os.sched_getaffinity(0) if core < len(per_core)]
+    # Linux counts the time of guests in `user` as well.
+    return sum(t.user + t.nice + t.system + t.irq + t.softirq + t.steal for t in cores)
 
 
 def usable_cores() -> float:

@@ -9,7 +9,12 @@ import psutil
 import pytest
 
 from mindtune.controller.device import choose_probe
-from mindtune.controller.device.host import HostProbe, host_memory_bytes, usable_cores
+from mindtune.controller.device.host import (
+    HostProbe,
+    _busy_s,
+    host_memory_bytes,
+    usable_cores,
+)
 from mindtune.controller.device.reading import ProbeError
 from mindtune.controller.errors import ConfigError
 
@@ -20,7 +25,8 @@ def burn(seconds):
         pass
 
 
-def test_utilization_is_processor_time_over_wall_time_and_cores():
+def test_utilization_is_processor_time_over_wall_time_and_cores(monkeypatch):
+    monkeypatch.setattr("mindtune.controller.device.host._busy_s", lambda: 0.0)
     now = [100.0]
     probe = HostProbe(clock=lambda: now[0])
     burn(0.2)
@@ -31,7 +37,32 @@ def test_utilization_is_processor_time_over_wall_time_and_cores():
     assert probe.read().device_utilization == pytest.approx(0.0, abs=0.03)
 
 
-def test_time_of_child_processes_counts():
+def test_time_that_others_take_is_not_idleness(monkeypatch):
+    now, busy = [100.0], [50.0]
+    monkeypatch.setattr("mindtune.controller.device.host._busy_s", lambda: busy[0])
+    probe = HostProbe(clock=lambda: now[0])
+    burn(0.2)
+    now[0] += 1.0
+    # All cores were busy for the whole second: there was nothing more to have.
+    busy[0] += usable_cores()
+    assert probe.read().device_utilization == pytest.approx(1.0, abs=0.01)
+    now[0] += 1.0
+    busy[0] += 0.5 * usable_cores()
+    burn(0.1)
+    assert probe.read().device_utilization == pytest.approx(
+        0.1 / (0.5 * usable_cores() + 0.1), abs=0.04
+    )
+
+
+def test_busy_time_counts_every_process_of_the_machine():
+    before = _busy_s()
+    burn(0.3)
+    assert _busy_s() - before >= 0.25 or usable_cores() < len(os.sched_getaffinity(0))
+
+
+def test_time_of_child_processes_counts(monkeypatch):
+    monkeypatch.setattr("mindtune.controller.device.host._busy_s", lambda: 0.0)
+
     code = "import sys\nprint('ready', flush=True)\nsys.stdin.readline()\nwhile True: pass"
     child = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
