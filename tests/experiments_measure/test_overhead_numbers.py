@@ -1,0 +1,100 @@
+"""Statistics and report of the overhead experiment; no training."""
+
+import pytest
+
+from mindtune.controller.records import SignalWriter, read_signals
+from mindtune.experiments.overhead.__main__ import main
+from mindtune.experiments.overhead.costs import decision_times, record_times, recorded_trace
+from mindtune.experiments.overhead.report import (
+    MEANINGS,
+    OverheadReport,
+    markdown,
+    quartiles,
+    ratio,
+)
+from mindtune.experiments.provenance import Provenance
+from mindtune.policies.signals import Observation
+
+ONE = quartiles([1.0])
+PLACE = Provenance(
+    processor="Test CPU",
+    cores=2,
+    python="3.11.0",
+    mindspore="2.10.0",
+    revision="abc",
+    date="2026-01-02",
+)
+
+
+def test_quartiles_in_another_unit():
+    found = quartiles([1e-6, 2e-6, 3e-6, 4e-6, 5e-6], unit=1e-6)
+    assert (found.low, found.median, found.high, found.count) == pytest.approx((2, 3, 4, 5))
+
+
+def test_the_ratio_is_taken_within_rounds():
+    # The machine slows down threefold from round to round; within a round one way takes 10 % more.
+    base = [[1.0, 1.0, 9.0], [3.0, 3.0, 3.0], [9.0, 9.0, 9.0]]
+    times = [[1.1, 1.1, 1.1], [3.3, 0.1, 3.3], [9.9, 9.9, 9.9]]
+    found = ratio(times, base)
+    assert found.median == pytest.approx(1.1)
+    assert (found.low, found.high, *found.interval) == pytest.approx((1.1,) * 4)
+
+
+def test_the_interval_holds_the_median_and_widens_with_the_rounds_scatter():
+    times = [[value] for value in (1.0, 1.1, 1.2, 1.3, 1.4)]
+    found = ratio(times, [[1.0]] * 5)
+    begin, end = found.interval
+    assert found.median == pytest.approx(1.2)
+    assert begin < found.median < end
+    assert ratio(times, [[1.0]] * 5) == found
+
+
+@pytest.mark.parametrize(("act", "verdict"), [(1.02, "1.020, met"), (1.021, "1.021, missed")])
+def test_the_report_round_trips_and_says_whether_the_aim_is_met(act, verdict):
+    over = {name: ratio([[act]], [[1.0]]) for name in MEANINGS}
+    report = OverheadReport(
+        rounds=1, block=1, tokens_per_step=512, parameters=10, load_1m=(0.5, None), actions=0,
+        step_time_s=dict.fromkeys(MEANINGS, quartiles([0.1])),
+        over_bare={name: over[name] for name in MEANINGS if name != "bare"},
+        over_checked={name: over[name] for name in MEANINGS if name != "checked"},
+        decision_us=ONE, signal_row_us=ONE, decision_record_us=ONE, device_read_us=ONE, measured=PLACE,
+    )  # fmt: skip
+    assert OverheadReport.model_validate_json(report.to_json()) == report
+    text = markdown(report)
+    assert verdict in text
+    assert "| `bare`: `nn.TrainOneStepCell` | 100.0 [100.0, 100.0] | 1 |" in text
+    assert "load of the machine before and after: 0.5 and -" in text
+
+
+def table(path, steps):
+    writer = SignalWriter(path)
+    for step in range(1, steps + 1):
+        writer.write(Observation(step=step, phase="compile" if step == 1 else "train", loss=3.0 - step / 100,
+                                 grad_norm=1.0, micro_batch_size=4, global_batch_size=4))  # fmt: skip
+    writer.close()
+
+
+def test_a_recorded_table_becomes_one_long_run_of_training_steps(tmp_path):
+    table(tmp_path / "signals.csv", 4)
+    trace = recorded_trace(tmp_path / "signals.csv", length=7)
+    assert [observation.step for observation in trace] == [1, 2, 3, 4, 5, 6, 7]
+    assert [round(observation.loss, 2) for observation in trace[:4]] == [2.98, 2.97, 2.96, 2.98]
+    assert {observation.phase for observation in trace} == {"train"}
+
+
+def test_decisions_and_records_are_timed_for_real(tmp_path):
+    table(tmp_path / "signals.csv", 200)
+    trace = recorded_trace(tmp_path / "signals.csv", length=300)
+    seconds = decision_times(trace)
+    assert len(seconds) == 300
+    assert all(value > 0 for value in seconds)
+    rows, lines = record_times(trace, tmp_path / "records")
+    assert len(rows) == len(read_signals(tmp_path / "records" / "signals.csv")) == 300
+    assert len(lines) == len((tmp_path / "records" / "decisions.jsonl").read_text().splitlines())
+
+
+def test_wrong_use_is_told_and_writes_nothing(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["--out", str(out), "--rounds", "0"]) == 2
+    assert "--rounds must be 1 or more, but got 0" in capsys.readouterr().err
+    assert not out.exists()
