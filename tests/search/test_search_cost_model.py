@@ -143,8 +143,19 @@ def test_step_time_by_hand_on_one_device():
     one = dataclasses.replace(FACTS, cluster=dataclasses.replace(CLUSTER, num_devices=1))
     parts = time_parts(complete(), one)
     assert parts.compute == pytest.approx(MODEL.step_flops(64 * 4096) / (3e14 * 0.5))
-    assert parts.total == parts.compute
-    assert CostModel(one).predict(complete()).mfu == pytest.approx(0.5)
+    assert parts.launch == pytest.approx(1e-3 * 32 * 64)
+    assert parts.total == parts.compute + parts.launch
+    mfu = MODEL.step_flops(64 * 4096) / (parts.total * 3e14)
+    assert CostModel(one).predict(complete()).mfu == pytest.approx(mfu)
+
+
+def test_small_micro_batches_pay_for_every_launch_and_tensor_parallel_ones_more():
+    def launch(**knobs):
+        return time_parts(complete(**knobs), FACTS).launch
+
+    assert launch(micro_batch_size=4) == pytest.approx(launch() / 4)
+    assert launch(model_parallel=2) == pytest.approx(3 * launch())
+    assert launch(pipeline_stage=2) == pytest.approx(launch() / 2 * 65 / 64)
 
 
 def test_a_pipeline_waits_by_the_published_bubble():
