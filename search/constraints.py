@@ -78,19 +78,15 @@ class SpaceReport:
 
     @property
     def emptied_by(self) -> str | None:
-        """Why nothing is left, naming the rule behind it; None where something is."""
+        """Why nothing is left, naming the rule that took the last; None where something is."""
         if self.configs:
             return None
-        blocking = max(self.rejected, key=lambda entry: entry.count)
-        others = [
-            f"{entry.rule} {entry.count}"
-            for entry in self.rejected
-            if entry.count and entry is not blocking
-        ]
-        rest = f" (others: {', '.join(others)})" if others else ""
+        fired = [entry for entry in self.rejected if entry.count]
+        last = fired[-1]
+        before = ", ".join(f"{entry.rule} {entry.count}" for entry in fired[:-1])
         return (
-            f"no config of {self.total} is feasible: {blocking.rule} rejects {blocking.count}"
-            f"{rest}; e.g. {blocking.reason}."
+            f"no config of {self.total} is feasible: {last.rule} rejects the last {last.count}"
+            f"{f' (before it: {before})' if before else ''}; e.g. {last.reason}."
         )
 
 

@@ -35,7 +35,7 @@ __all__ = ["OUTCOME", "SAMPLERS", "GuidedSampler", "attempts", "make_sampler", "
 SAMPLERS = ("guided", "tpe", "random")
 """Samplers by name; all but `guided` may propose infeasible configs, which are never run."""
 
-_MAX_ASKED = 4096
+_MAX_ASKED = 2048
 """Candidates judged per proposal; of larger spaces the best predicted, a random part and the
 neighbours of the best trials."""
 _BY_STATE = {

@@ -29,7 +29,7 @@ _OFFSET_VARIANCE = 2.0**2
 _SLOPE_VARIANCE = 0.4**2
 """Of the slope over the log of the predicted cost, whose mean is -1."""
 _FLOOR = 1e-6
-_MAX_TRIED = 250
+_MAX_TRIED = 120
 """Trials that the model looks at: beyond, the best half and the newest half of them."""
 
 

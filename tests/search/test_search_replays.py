@@ -142,7 +142,11 @@ def test_a_list_that_excludes_every_survivor_exports_nothing_and_names_the_const
     report = check(Space.from_spec({**wide, "model_parallel": [4, 8]}, facts))
     assert report.feasible == 0
     assert report.configs == ()
-    assert "tensor_parallel_inside_node" in report.emptied_by
+    assert report.emptied_by == (
+        "no config of 8 is feasible: tensor_parallel_inside_node rejects the last 2 (before it: "
+        "degrees_fill_cluster 6); e.g. model_parallel = 8 must divide devices_per_node = 2, since "
+        "tensor_parallel_inside_node is set."
+    )
     with pytest.raises(SearchError, match="no config of 8 is feasible"):
         Proposer(
             optuna.create_study(), report, trials=3
