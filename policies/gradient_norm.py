@@ -7,8 +7,9 @@ Theory of operation. Trouble is one of
   `cold_patience` steps while the loss neither returns to its old minimum nor falls;
 - a **divergence**: the loss stands above its baseline and still rises;
 - **persistent spikes**: the gradient norm is flagged `patience` times in a row, or `rate` times
-  within the detectors' window, and the loss agrees: it is flagged as well and does not fall.
-  Without a loss the norm must be `norm_ratio` times its median.
+  within the detectors' window, and the loss agrees: it is flagged as often and does not fall; or
+  the loss is flagged twice as long and has grown by half since it left its baseline. Without a
+  loss the norm must be `norm_ratio` times its median.
 
 These cut the scale by `factor`, at most once in `patience_after_cut` steps. What is no trouble: a
 single spike, a norm that moves to another level while the loss is fine, a loss that jumped once
@@ -58,6 +59,7 @@ _MAX_STRETCH = 100_000
 _RETURNED = 1.05
 _RESCUE_STEPS = 32
 _FALLING = 0.97
+_GROWN = 1.5
 _WHOLE = 1.0 - 1e-6
 
 
@@ -265,15 +267,14 @@ class GradientNormPolicy:
                 return None
             ratio = norm.number("value") / max(norm.number("median"), 1e-12)
             return norm if ratio >= self.thresholds.norm_ratio else None
-        if loss is None or state.first_flagged is None:
+        if loss is None or state.first_flagged is None or not self._persists(loss):
             return None
-        rising = loss.number("value") >= state.first_flagged
-        if not rising:
-            return None
-        if norm is not None and self._persists(norm) and self._persists(loss):
+        base = loss.number("median")
+        excess, first = loss.number("value") - base, state.first_flagged - base
+        if norm is not None and self._persists(norm) and excess >= first:
             return loss
-        alone = observation.grad_norm is None and self._persists(loss)
-        return loss if alone else None
+        lasts = loss.number("consecutive") >= 2 * self.thresholds.patience
+        return loss if lasts and excess >= _GROWN * first else None
 
     def _persists(self, finding: Finding) -> bool:
         return (

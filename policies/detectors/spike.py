@@ -60,6 +60,10 @@ class Judgement(NamedTuple):
     """Flags within the rate window, this one included."""
     shifted_from: float | None
     """Old median, if with this sample the level was declared to have shifted."""
+    armed: bool
+    """Whether the baseline is armed."""
+    held: tuple[float, ...]
+    """Newest flagged samples of the row, this one included."""
 
 
 def judge_sample(
@@ -86,11 +90,12 @@ def judge_sample(
         following = SpikeState(
             window.push(value, thresholds.window), (), 0, (state.flags << 1) & mask
         )
-        return Judgement(False, 0.0, value, score, 0, 0, None), following
+        return Judgement(False, 0.0, value, score, 0, 0, None, False, ()), following
     center = window.median()
     deviation = window.mad(center)
-    limit = score if size >= thresholds.arm_after else max(score, thresholds.early_score)
-    if prior is not None and size < thresholds.arm_after and prior[0] > center:
+    armed = size >= thresholds.arm_after
+    limit = score if armed else max(score, thresholds.early_score)
+    if prior is not None and not armed and prior[0] > center:
         center, deviation = prior
     scale = max(MAD_TO_SIGMA * deviation, _RELATIVE_FLOOR * abs(center), _ABSOLUTE_FLOOR)
     z = (value - center) / scale
@@ -99,7 +104,7 @@ def judge_sample(
             window.push(value, thresholds.window), (), 0, (state.flags << 1) & mask
         )
         return (
-            Judgement(False, z, center, limit, 0, following.flags.bit_count(), None),
+            Judgement(False, z, center, limit, 0, following.flags.bit_count(), None, armed, ()),
             following,
         )
     flags = ((state.flags << 1) | 1) & mask
@@ -112,7 +117,9 @@ def judge_sample(
     else:
         following = SpikeState(window, held, consecutive, flags)
     return (
-        Judgement(True, z, center, limit, consecutive, flags.bit_count(), shifted_from),
+        Judgement(
+            True, z, center, limit, consecutive, flags.bit_count(), shifted_from, armed, held
+        ),
         following,
     )
 

@@ -73,6 +73,3 @@ class DetectorThresholds:
     """Rise over the first sample of a group that makes a loss that still climbs."""
     climb_steps: float = bounded(3.0, 1.0, 100.0)
     """Typical steps from loss to loss that an unbroken climb must make."""
-    diverged_score: float = bounded(6.0, 2.0, 100.0)
-    """Robust deviations of the recent median loss above the baseline that make a divergence, if
-    the loss is still rising."""

@@ -1,11 +1,12 @@
 """Where the loss is heading after the start: divergence and frozen loss.
 
-Theory of operation. A **divergence** is a loss that is flagged as an outlier and rises: the median
-of the last 8 losses is `diverged_score` robust deviations above the baseline, and the newer half
-of them stands above the highest of the older half's flagged losses, so that a jump that the run is
-recovering from is none. Or the loss climbs without a break: the medians of 3 rise 5 times in a row
-by `climb_steps` typical steps from loss to loss, none of which makes more than half of the climb,
-and have left the middle of the baseline.
+Theory of operation. A **divergence** is a loss that is flagged as an outlier and goes on rising:
+the last 4 flagged losses rise without a break, by half of what the first of them stood above the
+baseline; or the newer 4 of 8 flagged losses stand as much above the older 4. A jump that the run
+is recovering from, or that leads to another level, does not rise. Or, before any sample is an
+outlier, the loss climbs without a break: the medians of 3 rise 5 times in a row by `climb_steps`
+typical steps from loss to loss, none of which makes more than half of the climb, and have left
+the middle of the armed baseline.
 
 A **frozen** loss is exactly the same non-zero number again and again. With updates being skipped
 it is a dead run (weights that no longer change); otherwise it may be a coarse log.
@@ -27,6 +28,8 @@ from mindtune.policies.windows import median, push
 __all__ = ["TrendState", "judge_trend"]
 
 _RECENT = 8
+_RISING = 4
+_OF_EXCESS = 0.5
 _CLIMBING = 6
 _LARGEST_SHARE = 0.5
 _CLIMB_SCORE = 3.0
@@ -78,27 +81,24 @@ def judge_trend(
     distances = push(state.distances, abs(loss - state.recent[-1]), _RECENT)
     a, b, c = recent[-3:]
     medians = push(state.medians, max(min(a, b), min(max(a, b), c)), _CLIMBING)
-    if judgement.flagged and len(recent) == _RECENT:
-        found = _divergence(observation, recent, judgement, thresholds)
-    elif judgement.score >= _CLIMB_SCORE and len(medians) == _CLIMBING:
+    if len(judgement.held) >= _RISING:
+        found = _divergence(observation, judgement)
+    elif judgement.armed and judgement.score >= _CLIMB_SCORE and len(medians) == _CLIMBING:
         found = _climb(observation, medians, distances, thresholds)
     else:
         found = ()
     return findings + found, TrendState(recent, distances, medians, equal, idle)
 
 
-def _divergence(
-    observation: Observation,
-    recent: tuple[float, ...],
-    judgement: Judgement,
-    thresholds: DetectorThresholds,
-) -> tuple[Finding, ...]:
-    half = _RECENT // 2
-    older, newer = max(recent[:half]), median(recent[half:])
-    # One deviation, as the spike score counts it.
-    deviation = (recent[-1] - judgement.median) / judgement.score
-    limit = judgement.median + thresholds.diverged_score * deviation
-    if newer <= older * thresholds.climb or median(recent) <= limit:
+def _divergence(observation: Observation, judgement: Judgement) -> tuple[Finding, ...]:
+    held, base = judgement.held, judgement.median
+    newest = held[-_RISING:]
+    unbroken = all(later > earlier for earlier, later in pairwise(newest))
+    rises = unbroken and newest[-1] - newest[0] >= _OF_EXCESS * (newest[0] - base)
+    if not rises and len(held) >= 2 * _RISING:
+        older, newer = median(held[-2 * _RISING : -_RISING]), median(newest)
+        rises = newer - older >= _OF_EXCESS * (older - base)
+    if not rises:
         return ()
     return (
         Finding(
@@ -106,14 +106,14 @@ def _divergence(
             last_step=observation.step,
             kind=FindingKind.DIVERGENCE,
             severity=Severity.CRITICAL,
-            message=f"the loss stands at {newer:.4g} against {judgement.median:.4g} before, and "
-            f"rises (at most {older:.4g} until {half} steps ago).",
+            message=f"the loss stands at {newest[-1]:.4g} against {base:.4g} before, is flagged "
+            f"for {judgement.consecutive} steps and goes on rising.",
             evidence={
                 "cold_start": 0,
-                "loss": newer,
-                "median": judgement.median,
-                "threshold": thresholds.diverged_score,
-                "window": _RECENT,
+                "loss": newest[-1],
+                "median": base,
+                "threshold": judgement.threshold,
+                "consecutive": judgement.consecutive,
             },
         ),
     )
