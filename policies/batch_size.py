@@ -163,8 +163,8 @@ class BatchSizePolicy:
         state: BatchSizeState,
     ) -> BatchSizeState:
         first = state.first
-        if first is None and observation.global_batch_size:
-            first = observation.global_batch_size
+        if first is None:
+            first = _whole(observation.global_batch_size)
         last = feedback.knobs.get(_KNOB)
         undone = last is not None and last.verdict == "undone" and last.step != state.undone_step
         return BatchSizeState(
@@ -182,9 +182,9 @@ class BatchSizePolicy:
         feedback: Feedback,
         state: BatchSizeState,
     ) -> tuple[Decision, BatchSizeState]:
-        batch, facts = observation.global_batch_size, feedback.facts
-        micro = facts.micro_batch_size or observation.micro_batch_size
-        if not batch or not micro or state.first is None:
+        batch, facts = _whole(observation.global_batch_size), feedback.facts
+        micro = facts.micro_batch_size or _whole(observation.micro_batch_size)
+        if batch is None or micro is None or state.first is None:
             return NO_CHANGE, state
         value = batch * _FACTOR
         most = min(self.limits.max_global_batch_size, state.first * self.limits.max_growth)
@@ -225,3 +225,10 @@ _TROUBLE = frozenset(
         FindingKind.FROZEN_LOSS,
     }
 )
+
+
+def _whole(value: float | None) -> int | None:
+    """Return a count of samples as a log gives it, or None if it is none."""
+    if value is None or not 1 <= value < _LONG:
+        return None
+    return int(value)

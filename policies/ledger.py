@@ -63,7 +63,8 @@ class Ledger:
         self.facts = facts
         self.observation = observation
         self.state = state
-        self.clock = state.clock + max(1, observation.step - state.last_step)
+        gap = observation.step - state.last_step if state.last_step >= 0 else 1
+        self.clock = state.clock + max(1, gap)
         self.knobs = state.knobs
         self.records: list[ActionRecord] = []
         self.written: set[str] = set()

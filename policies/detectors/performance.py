@@ -82,9 +82,10 @@ def judge_performance(
             totals = push(totals, step_time, thresholds.sustained)
             gap = max(1, observation.step - state.last_step)
             covered = min(covered + gap, thresholds.sustained)
-            # Summed anew: a running sum would drift and keep an infinite error for ever.
-            waited_sum, total_sum = math.fsum(waits), math.fsum(totals)
-    share = waited_sum / total_sum if total_sum > 0 and covered >= _MIN_STEPS else None
+            # Summed anew: a running sum would drift.
+            waited_sum, total_sum = sum(waits), sum(totals)
+    measured = 0 < total_sum < math.inf and covered >= _MIN_STEPS
+    share = waited_sum / total_sum if measured else None
     if share is not None and share > thresholds.data_share:
         findings.append(_stall(observation, share, covered, thresholds))
     utilization = state.utilization

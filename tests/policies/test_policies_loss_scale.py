@@ -125,7 +125,7 @@ def test_a_scale_above_the_cap_comes_down_to_it(start) -> None:
 @pytest.mark.parametrize("exponent", [24, 16])
 def test_overflow_at_every_step_ends_with_a_diagnosis(start, exponent) -> None:
     run = start()
-    scales, lost = drive(run, 2.0**exponent, lambda *_: True, 60)
+    scales, _ = drive(run, 2.0**exponent, lambda *_: True, 60)
     at_floor = [step for step, scale in enumerate(scales, start=1) if scale <= 1]
     assert run.events(RequestStop) == [(at_floor[9], "loss-scale-floor")]
     assert at_floor[0] <= exponent + 1
