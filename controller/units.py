@@ -103,9 +103,10 @@ def format_size(size_bytes: float) -> str:
 
 def format_duration(seconds: float) -> str:
     """Return a duration for reading, such as `2 min 05 s`."""
-    if seconds < 1:
+    # Bounds are those of the rounded numbers: never `1000 ms` or `60 s`.
+    if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
+    if seconds < 59.5:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

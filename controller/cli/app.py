@@ -15,12 +15,13 @@ import typer
 
 from mindtune.controller.cli.commands import COMMANDS
 from mindtune.controller.cli.console import err
-from mindtune.controller.errors import ConfigError
+from mindtune.controller.errors import ConfigError, NothingFeasibleError
 from mindtune.policies.errors import PolicyError
 from mindtune.search.errors import SearchError
 
 __all__ = ["EXIT_RUN_FAILED", "EXIT_WRONG_USE", "build_app", "main", "run"]
 
+EXIT_FINDING = 1
 EXIT_WRONG_USE = 2
 EXIT_RUN_FAILED = 3
 EXIT_INTERRUPTED = 130
@@ -47,11 +48,16 @@ def build_app() -> typer.Typer:
 
 
 def _exiting(function: Callable[..., int]) -> Callable[..., None]:
-    """Turn a command's result into the process's exit code."""
+    """Turn a command's result, or a Ctrl-C, into the process's exit code."""
 
     @functools.wraps(function)
     def command(*args: object, **options: object) -> None:
-        raise typer.Exit(function(*args, **options))
+        try:
+            code = function(*args, **options)
+        except KeyboardInterrupt:
+            err().print("interrupted")
+            code = EXIT_INTERRUPTED
+        raise typer.Exit(code)
 
     return command
 
@@ -63,11 +69,11 @@ def main(arguments: Sequence[str]) -> int:
     except SystemExit as end:  # how typer ends, wrong options included (with 2)
         return end.code if isinstance(end.code, int) else 0
     except (ConfigError, PolicyError, SearchError) as error:
-        err().print(f"error: {error}", markup=False, soft_wrap=True)
+        err().print(f"error: {error}", soft_wrap=True)
         return EXIT_WRONG_USE
-    except KeyboardInterrupt:
-        err().print("interrupted")
-        return EXIT_INTERRUPTED
+    except NothingFeasibleError as error:
+        err().print(f"error: {error}", soft_wrap=True)
+        return EXIT_FINDING
     except Exception:  # noqa: BLE001 - a fault of ours: show it whole, with a code of its own
         traceback.print_exc()
         return EXIT_RUN_FAILED

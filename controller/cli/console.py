@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 from pydantic import BaseModel
 from rich.console import Console
@@ -14,12 +14,17 @@ __all__ = ["err", "out", "print_json"]
 
 def out() -> Console:
     """Return a console on standard output, for results that a person reads."""
-    return Console(file=sys.stdout, highlight=False)
+    return _plain(sys.stdout)
 
 
 def err() -> Console:
     """Return a console on standard error, for progress and messages."""
-    return Console(file=sys.stderr, highlight=False)
+    return _plain(sys.stderr)
+
+
+def _plain(stream: TextIO) -> Console:
+    # Reasons and messages hold brackets and colons of the user's: none of them is markup.
+    return Console(file=stream, highlight=False, markup=False, emoji=False)
 
 
 def print_json(document: BaseModel | dict[str, Any] | list[Any]) -> None:

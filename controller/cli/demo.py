@@ -35,5 +35,5 @@ def demo(
         return ended.exit_code
     console.print(comparison(ended.study.summary))
     for line in story(ended):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     return ended.exit_code

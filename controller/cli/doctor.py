@@ -39,9 +39,9 @@ def doctor(
     console.print(versions)
     for device in document.devices:
         facts = ", ".join(f"{key} {value}" for key, value in device.items())
-        console.print(f"device: {facts}", markup=False)
+        console.print(f"device: {facts}")
     console.print(features)
     for peak in document.peaks:
         facts = ", ".join(f"{key} {value}" for key, value in peak.items())
-        console.print(f"peak: {facts}", markup=False)
+        console.print(f"peak: {facts}")
     return 0

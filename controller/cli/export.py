@@ -29,5 +29,5 @@ def export(
     best = export_config(study_dir, out=out, trial=trial)
     provenance = best.provenance
     where = "" if provenance is None else f"trial {provenance.trial} of {provenance.study}: "
-    console_out().print(f"{where}written to {out}", markup=False, soft_wrap=True)
+    console_out().print(f"{where}written to {out}", soft_wrap=True)
     return 0

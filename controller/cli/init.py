@@ -29,7 +29,6 @@ def init(
     console_out().print(
         f"written to {out}: fill in command, base_config, model and cluster, then\n"
         f"  mindtune space {out}",
-        markup=False,
         soft_wrap=True,
     )
     return 0

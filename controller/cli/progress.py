@@ -65,7 +65,7 @@ class StudyProgress:
             self._bar.remove_task(self._task)
             self._task = None
         for line in _lines(event):
-            self._console.print(line, markup=False, soft_wrap=True)
+            self._console.print(line, soft_wrap=True)
 
     def _start(self, event: TrialStarted) -> None:
         what = "measuring" if event.phase == "search" else "confirming"
@@ -75,7 +75,6 @@ class StudyProgress:
             changed = describe(event.differs) or "the base config"
             self._console.print(
                 f"{name}{_repeat(event.repeat)}: {changed}{_left(event.time_left_s)}",
-                markup=False,
                 soft_wrap=True,
             )
 
@@ -90,7 +89,10 @@ class StudyProgress:
 
 
 def _left(seconds: float | None) -> str:
-    return "" if seconds is None else f", about {format_duration(seconds)} left"
+    """Say how long the study still takes; an estimate that has run out says no number."""
+    if seconds is None:
+        return ""
+    return f", about {format_duration(seconds)} left" if seconds >= 1 else ", almost done"
 
 
 def _repeat(repeat: int) -> str:
@@ -139,6 +141,7 @@ def _ended(event: TrialEnded) -> str:
     parts.append(f"took {format_duration(event.wall_s)}")
     line = ", ".join(parts)
     if event.message:
-        line += f": {event.message}"
+        # The whole of it, often with a stack, stands in trial.json and the report.
+        line += f": {event.message.splitlines()[0]}"
     best = "" if event.best_number is None else f"; best so far: trial {event.best_number}"
-    return line + best + _left(event.time_left_s)
+    return line + best + (", done" if event.time_left_s == 0 else _left(event.time_left_s))

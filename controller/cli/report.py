@@ -25,5 +25,5 @@ def report(
     from mindtune.controller.reports.write import write_report
 
     path = write_report(folder, out)
-    console_out().print(f"written to {path}", markup=False, soft_wrap=True)
+    console_out().print(f"written to {path}", soft_wrap=True)
     return 0

@@ -35,10 +35,10 @@ def run(
 
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     folder = out or Path("runs") / stamp
-    err().print(f"running in {folder}", markup=False, soft_wrap=True)
+    err().print(f"running in {folder}", soft_wrap=True)
     choice: Literal["observe", "act"] = "act" if mode is Mode.ACT else "observe"
     code = run_best_config(best_config, folder, choice)
-    console_out().print(_ending(folder), markup=False, soft_wrap=True)
+    console_out().print(_ending(folder), soft_wrap=True)
     return code
 
 

@@ -12,8 +12,6 @@ from mindtune.controller.cli.console import out as console_out
 
 __all__ = ["search"]
 
-EXIT_NOTHING_FEASIBLE = 1
-
 
 def search(
     study: Annotated[Path, typer.Argument(help="Study file.", metavar="STUDY.yaml")],
@@ -31,17 +29,13 @@ def search(
     """Measure configs by short real trials and export the best; goes on where it was stopped."""
     from mindtune.controller.cli.progress import StudyProgress
     from mindtune.controller.reports.write import write_report
-    from mindtune.controller.trials.study_runner import NothingFeasibleError, run_study
+    from mindtune.controller.trials.study_runner import run_study
 
     folder = out or study.with_suffix("")
-    try:
-        with StudyProgress(err()) as progress:
-            result = run_study(study, folder, trials=trials, storage=storage, on_event=progress)
-    except NothingFeasibleError as error:
-        err().print(f"error: {error}", markup=False, soft_wrap=True)
-        return EXIT_NOTHING_FEASIBLE
+    with StudyProgress(err()) as progress:
+        result = run_study(study, folder, trials=trials, storage=storage, on_event=progress)
     console = console_out()
-    console.print(f"report: {write_report(folder)}", markup=False, soft_wrap=True)
+    console.print(f"report: {write_report(folder)}", soft_wrap=True)
     if result.best_config is not None:
-        console.print(f"best config: {result.best_config}", markup=False, soft_wrap=True)
+        console.print(f"best config: {result.best_config}", soft_wrap=True)
     return result.exit_code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from mindtune.controller.contract import ExplainOutput, Predicted, SpaceOutput
     from mindtune.search.constraints import Explanation, SpaceReport
     from mindtune.search.cost_model import Prediction
+    from mindtune.search.knobs import Config
 
 __all__ = ["space"]
 
@@ -122,29 +124,44 @@ def _print_report(report: SpaceReport, listing: SpaceOutput) -> None:
         rules.add_row(rule.rule, str(rule.count), rule.reason)
     console.print(rules)
     if report.emptied_by is not None:
-        console.print(report.emptied_by, markup=False)
+        console.print(report.emptied_by)
         return
+    common = _common([entry.config for entry in report.configs])
+    if common:
+        console.print(f"every feasible config has {describe(common)}")
     configs = Table("config, best predicted first", "memory", "step", "MFU", box=None)
     for entry in listing.configs[:_SHOWN]:
         guess = entry.predicted
+        own = {name: value for name, value in entry.config.items() if name not in common}
         configs.add_row(
-            describe(entry.config),
+            describe(own) or "the only one",
             "-" if guess.memory_bytes is None else format_size(guess.memory_bytes),
             "-" if guess.step_time_s is None else format_duration(guess.step_time_s),
             "-" if guess.mfu is None else f"{guess.mfu:.1%}",
         )
     console.print(configs)
-    if listing.feasible > _SHOWN:
-        console.print(f"... and {listing.feasible - _SHOWN} more; --json lists them")
+    shown = min(len(listing.configs), _SHOWN)
+    if listing.feasible > shown:
+        console.print(f"... and {listing.feasible - shown} more; --json lists them")
+
+
+def _common(configs: Sequence[Config]) -> Config:
+    """Return the knobs that have one value in all configs, at least one of them."""
+    first, *others = configs
+    return {
+        name: value
+        for name, value in first.items()
+        if all(config[name] == value for config in others)
+    }
 
 
 def _print_explanation(document: ExplainOutput) -> None:
     from mindtune.controller.trials.study_setup import describe
 
     console = out()
-    console.print(describe(document.config), markup=False)
+    console.print(describe(document.config))
     console.print("feasible" if document.feasible else "rejected:")
     for rule in document.rejected:
-        console.print(f"  {rule.rule}: {rule.reason}", markup=False)
+        console.print(f"  {rule.rule}: {rule.reason}")
     for line in document.advice:
-        console.print(f"  advice: {line}", markup=False)
+        console.print(f"  advice: {line}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindtune.controller.contract import StudyFile, dump_yaml, write_atomic, write_yaml
-from mindtune.controller.errors import ConfigError
+from mindtune.controller.errors import ConfigError, NothingFeasibleError
 from mindtune.controller.trials.confirm import num_leaders
 from mindtune.controller.trials.export import export
 from mindtune.controller.trials.identity import Identity, keep_identity, study_identity
@@ -48,14 +48,10 @@ from mindtune.search.constraints import check
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["NothingFeasibleError", "StudyResult", "run_study"]
+__all__ = ["StudyResult", "run_study"]
 
 EXIT_DONE = 0
 EXIT_FAILED = 3
-
-
-class NothingFeasibleError(Exception):
-    """No config of the space passes the rules; the command line exits with 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,27 @@
 """The command line: what each command prints and exits with."""
 
+import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
+from rich.table import Table
 
 from mindtune.controller.cli.app import main
 from mindtune.controller.cli.commands import COMMANDS
+from mindtune.controller.cli.console import out as console_out
+from mindtune.controller.cli.progress import StudyProgress
 from mindtune.controller.contract import DoctorOutput, ExplainOutput, SpaceOutput, StudyFile, parse
+from mindtune.controller.trials.progress import TrialEnded
 
 PROGRAM = """\
 import json, os, pathlib, sys, time
@@ -95,6 +104,70 @@ def test_space_explains_one_config(project, capsys):
     assert "must be knob=value pairs" in capsys.readouterr().err
 
 
+def test_space_shows_a_person_only_what_tells_configs_apart(project, capsys):
+    assert main(["space", str(project / "study.yaml")]) == 0
+    shown = capsys.readouterr().out
+    assert "every feasible config has data_parallel=1\n" in shown
+    assert "\n micro_batch_size=2 " in shown
+    assert shown.count("data_parallel=1") == 1
+    path = change(project, space={"data_parallel": [1], "micro_batch_size": [2]})
+    assert main(["space", str(path)]) == 0
+    assert "the only one" in capsys.readouterr().out
+
+
+def test_brackets_of_the_user_are_printed_as_they_stand(capsys):
+    table = Table("reason", box=None)
+    table.add_row("[bold] :rocket: [/] of [a, b]")
+    console_out().print(table)
+    assert "[bold] :rocket: [/] of [a, b]" in capsys.readouterr().out
+
+
+def test_progress_shows_the_first_line_of_a_message_and_no_time_once_done():
+    text = io.StringIO()
+    ended = TrialEnded(
+        phase="search", number=3, repeat=0, outcome="crash", message="first\nsecond",
+        value=None, mfu=None, stability=None, step_time_s=None, peak_memory_bytes=None,
+        wall_s=2.0, best_number=1, time_left_s=0.0,
+    )  # fmt: skip
+    with StudyProgress(Console(file=text)) as progress:
+        progress(ended)
+        progress(replace(ended, time_left_s=0.4))
+        progress(replace(ended, time_left_s=90.0))
+    line = "trial 3 crash, took 2 s: first; best so far: trial 1"
+    assert text.getvalue().splitlines() == [
+        f"{line}, done", f"{line}, almost done", f"{line}, about 1 min 30 s left",
+    ]  # fmt: skip
+
+
+def test_ctrl_c_ends_the_trial_and_exits_130(project):
+    """What it had started is gone, and the next start goes on from there."""
+    ended = project / "ended"
+    (project / "train.py").write_text(
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(project / 'pid')!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
+    search = subprocess.Popen(
+        [sys.executable, "-c", "from mindtune.controller.cli import main; main()", "search", project / "study.yaml",
+         "--out", ended],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not (project / "pid").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        search.send_signal(signal.SIGINT)
+        _, err = search.communicate(timeout=30)
+    finally:
+        search.kill()
+    assert search.returncode == 130
+    assert err.endswith("interrupted\n")
+    assert "Traceback" not in err
+    assert not Path("/proc", (project / "pid").read_text()).exists()
+    record = json.loads((ended / "trials" / "0000" / "repeat_0" / "trial.json").read_text())
+    assert record["outcome"] == "interrupted"
+
+
 def test_an_empty_space_names_what_emptied_it_and_exits_1(project, capsys):
     path = change(project, space={"data_parallel": [2], "micro_batch_size": [2]})
     assert main(["space", str(path)]) == 1
@@ -150,6 +223,10 @@ def test_search_exports_reports_and_goes_on(project, capsys):
     launched = (project / "launched").read_text()
     assert main(["search", str(project / "study.yaml"), "--out", str(out)]) == 0
     assert (project / "launched").read_text() == launched, "a finished trial runs once"
+    again = capsys.readouterr().err
+    assert "2 of them already measured" in again
+    assert "took" not in again, "what was not launched is not shown"
+    assert "left" not in again
     html = (out / "report.html").read_text()
     assert "Study tiny" in html
     assert "http://" not in html.replace("http://www.w3.org", "")

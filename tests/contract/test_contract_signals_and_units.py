@@ -99,6 +99,8 @@ def test_sizes_and_durations_read_well():
     assert format_duration(125) == "2 min 05 s"
     assert format_duration(0.25) == "250 ms"
     assert format_duration(7500) == "2 h 05 min"
+    assert format_duration(0.9997) == "1 s"
+    assert format_duration(59.7) == "1 min 00 s"
 
 
 @pytest.mark.parametrize(
