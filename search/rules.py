@@ -305,7 +305,7 @@ RULES: tuple[Rule, ...] = (
          "pp_interleave_num > 1 needs a pipeline and micro-batches in multiples of its stages",
          (*_PIPELINE, "pp_interleave_num"), _interleave_needs_pipeline),
     Rule("micro_batches_per_stage",
-         "micro_batch_num is a multiple of pipeline_stage, if constraints say so",
+         "micro_batch_num is min_micro_batches_per_stage x pipeline_stage or more, if set",
          _PIPELINE, _micro_batches_per_stage),
     Rule("max_pipeline_bubble", "the pipeline's bubble is small enough, if constraints say so",
          (*_PIPELINE, "pp_interleave_num"), _max_pipeline_bubble),

@@ -30,7 +30,7 @@ from mindtune.search.knobs import Config
 from mindtune.search.remaining import Remaining
 from mindtune.search.surrogate import expected_improvement, fit_posterior, probability_ok
 
-__all__ = ["OUTCOME", "SAMPLERS", "GuidedSampler", "attempts", "make_sampler", "parameters"]
+__all__ = ["SAMPLERS", "GuidedSampler", "attempts", "make_sampler", "parameters"]
 
 SAMPLERS = ("guided", "tpe", "random")
 """Samplers by name; all but `guided` may propose infeasible configs, which are never run."""

@@ -39,7 +39,7 @@ from mindtune.search.remaining import Remaining
 from mindtune.search.repeats import Repeat, add_repeat, repeats
 from mindtune.search.sampler import GuidedSampler, attempts, parameters
 
-__all__ = ["CONFIG", "MEMORY", "REASON", "STEP_TIME", "Proposal", "Proposer", "Repeat"]
+__all__ = ["Proposal", "Proposer"]
 
 _CHOICES = "space"
 """User attribute of the study: the choices of every knob, which may not change."""

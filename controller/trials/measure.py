@@ -1,4 +1,4 @@
-"""Measure one config once, in a fresh process tree, or take what is on disk already."""
+"""Measure one config once, in a fresh process tree, or find what is on disk already."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ class Launch:
     outcome: TrialOutcome
     measured: MeasuredTrial | None
     """None unless it ended ok, or was stopped early with something measured."""
-    reused: bool
-    """It was on disk already: nothing was started."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,16 @@ class Measurer:
             deadline_s=trial.deadline * steps / usual,
         )
 
-    def find(self, knobs: Mapping[str, KnobValue], plan: TrialPlan) -> Launch | None:
-        """Return a measurement that is on disk and finished; None: it is to be made."""
+    def find(
+        self, knobs: Mapping[str, KnobValue], plan: TrialPlan, *, given_up: bool = False
+    ) -> Launch | None:
+        """Return a measurement that is on disk; None: it is to be made.
+
+        Args:
+            knobs: of the config.
+            plan: what is asked of the measurement.
+            given_up: take one that was interrupted as well: it is not going to be made again.
+        """
         folder = self.folder.trial_dir(plan.number, plan.repeat)
         path = folder / TrialRecord.FILE
         if not path.exists():
@@ -82,10 +88,10 @@ class Measurer:
         except ConfigError:
             return None
         expected = measurement_hash(self.identity, knobs, plan)
-        if record.config_hash != expected or record.outcome == "interrupted":
+        interrupted = record.outcome == "interrupted" and not given_up
+        if record.config_hash != expected or interrupted:
             return None
-        outcome = TrialOutcome(record=record, result=_result(folder))
-        return _launch(plan, folder, outcome, reused=True)
+        return _launch(plan, folder, TrialOutcome(record=record, result=_result(folder)))
 
     def measure(
         self,
@@ -95,7 +101,7 @@ class Measurer:
         bar: Bar | None = None,
         on_progress: Callable[[int, float], None] | None = None,
     ) -> Launch:
-        """Measure a config, unless that was done before.
+        """Measure a config, whatever is on disk already.
 
         Args:
             config: a config of the space.
@@ -107,9 +113,6 @@ class Measurer:
             ConfigError: if the folder cannot be written or the launcher cannot be used.
         """
         knobs = self.setup.knobs(config)
-        found = self.find(knobs, plan)
-        if found is not None:
-            return found
         # What a killed search left half written is no measurement, and may help to find out why.
         self.folder.set_aside(plan.number, plan.repeat)
         folder = self.folder.trial_dir(plan.number, plan.repeat)
@@ -128,10 +131,10 @@ class Measurer:
         outcome = record_outcome(
             report, knobs=knobs, config_hash=measurement_hash(self.identity, knobs, plan)
         )
-        return _launch(plan, folder, outcome, reused=False)
+        return _launch(plan, folder, outcome)
 
 
-def _launch(plan: TrialPlan, folder: Path, outcome: TrialOutcome, *, reused: bool) -> Launch:
+def _launch(plan: TrialPlan, folder: Path, outcome: TrialOutcome) -> Launch:
     return Launch(
         number=plan.number,
         repeat=plan.repeat,
@@ -141,7 +144,6 @@ def _launch(plan: TrialPlan, folder: Path, outcome: TrialOutcome, *, reused: boo
         measured=_partial(plan, folder)
         if outcome.record.outcome == "pruned"
         else measured_trial(outcome),
-        reused=reused,
     )
 
 

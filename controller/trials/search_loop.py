@@ -14,7 +14,7 @@ from mindtune.controller.trials.confirm import (
     choose,
     judge_convergence,
 )
-from mindtune.controller.trials.measure import Measurer
+from mindtune.controller.trials.measure import Launch, Measurer
 from mindtune.controller.trials.progress import (
     Listener,
     Phase,
@@ -26,6 +26,7 @@ from mindtune.controller.trials.progress import (
 )
 from mindtune.controller.trials.study_state import StudyState, differences
 from mindtune.controller.trials.summary import Measurement
+from mindtune.search.attributes import CONFIG, MEMORY, OUTCOME, REASON, STEP_TIME
 from mindtune.search.knobs import Config
 
 if TYPE_CHECKING:
@@ -61,9 +62,6 @@ class SearchLoop:
         Raises:
             ConfigError: if the database knows of trials whose folders are not here.
         """
-        from mindtune.search.sampler import OUTCOME  # noqa: PLC0415 - needs Optuna
-        from mindtune.search.study import CONFIG  # noqa: PLC0415 - as above
-
         missing = []
         for trial in self.proposer.study.get_trials(deepcopy=False):
             outcome = trial.user_attrs.get(OUTCOME)
@@ -74,13 +72,13 @@ class SearchLoop:
                 continue
             config = trial.user_attrs[CONFIG]
             plan = self.measurer.plan(trial.number, 0)
-            found = self.measurer.find(self.state.setup.knobs(config), plan)
+            knobs = self.state.setup.knobs(config)
+            found = self.measurer.find(knobs, plan, given_up=True)
             if found is None:
                 missing.append(trial.number)
             else:
-                self.state.add(config, found)
+                self._take("search", config, found)
                 self.finished += 1
-                self.time_left.done("search", found.outcome.record.wall_s)
         if missing:
             raise ConfigError(
                 f"the storage knows trials {', '.join(map(str, missing))} of this study, but "
@@ -128,8 +126,6 @@ class SearchLoop:
 
     def _go_on(self, trial: FrozenTrial) -> None:
         """Finish a trial that an earlier start left open, or give it up."""
-        from mindtune.search.study import CONFIG  # noqa: PLC0415 - needs Optuna
-
         number = trial.number
         config = trial.user_attrs.get(CONFIG)
         if config is None and number == BASE:
@@ -157,7 +153,8 @@ class SearchLoop:
         measurement = self._measure("search", number, 0, config)
         if number == BASE and measurement.outcome == "crash":
             # Everything is compared with the base, so that a mishap is worth a second look.
-            message = f"the base config crashed and is measured once more: {measurement.message}"
+            why = measurement.message.partition("\n")[0]
+            message = f"the base config crashed and is measured once more: {why}"
             self.emit(StudyNote(message=message))
             self.state.folder.set_aside(BASE)
             measurement = self._measure("search", number, 0, config)
@@ -174,8 +171,14 @@ class SearchLoop:
     def _measure(
         self, phase: Phase, number: int, repeat: int, config: Config, *, steps: int | None = None
     ) -> Measurement:
-        """Measure a config, once more if it was ended from outside."""
+        """Measure a config, once more if it was ended from outside.
+
+        What an earlier start has measured is taken over without a word: nothing is launched.
+        """
         plan = self.measurer.plan(number, repeat, steps=steps)
+        found = self.measurer.find(self.state.setup.knobs(config), plan)
+        if found is not None:
+            return self._take(phase, config, found)
         base = self.state.configs.get(BASE)
         total = plan.warmup_steps + plan.measure_steps
         self.emit(
@@ -208,9 +211,7 @@ class SearchLoop:
             launch = self.measurer.measure(config, plan, bar=bar, on_progress=tell)
             if launch.outcome.record.outcome != "interrupted":
                 break
-        measurement = self.state.add(config, launch)
-        self.time_left.done(phase, measurement.wall_s)
-        self._plan_time()
+        measurement = self._take(phase, config, launch)
         self.emit(
             TrialEnded(
                 phase=phase,
@@ -228,6 +229,13 @@ class SearchLoop:
                 time_left_s=self.time_left.seconds(),
             )
         )
+        return measurement
+
+    def _take(self, phase: Phase, config: Config, launch: Launch) -> Measurement:
+        """Take a measurement into the study and the estimate of the time left."""
+        measurement = self.state.add(config, launch)
+        self.time_left.done(phase, measurement.wall_s)
+        self._plan_time()
         return measurement
 
     def confirm(self) -> None:
@@ -285,8 +293,6 @@ class SearchLoop:
 
 
 def _attributes(measurement: Measurement) -> dict[str, float | str | None]:
-    from mindtune.search.study import MEMORY, REASON, STEP_TIME  # noqa: PLC0415 - needs Optuna
-
     entries = {
         MEMORY: measurement.peak_memory_bytes if measurement.outcome == "ok" else None,
         STEP_TIME: measurement.step_time_s if measurement.outcome == "ok" else None,

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mindtune.controller.errors import ConfigError
+from mindtune.controller.errors import ConfigError, NothingFeasibleError
 from mindtune.controller.trials.export import export
 from mindtune.controller.trials.progress import StudyEnded, StudyNote, StudyStarted, TrialEnded
 from mindtune.controller.trials.study_folder import StudyFolder
-from mindtune.controller.trials.study_runner import NothingFeasibleError, run_study
+from mindtune.controller.trials.study_runner import run_study
 from mindtune.controller.trials.summary import read_summary
 
 DRIVER = """
@@ -95,7 +95,7 @@ def test_a_study_with_every_kind_of_failure_finds_the_best_config(tiny):
 
 def test_killed_search_goes_on_and_repeats_nothing_that_finished(tiny, monkeypatch):
     tiny.write(trial={"repeats": 1}, study={"trials": 4})
-    environment = {**os.environ, "TINY_SLEEP": "0.15"}
+    environment = {**os.environ, "TINY_SLEEP": "0.3"}
     search = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(tiny.study_file), str(tiny.out)],
         env=environment,
@@ -105,11 +105,11 @@ def test_killed_search_goes_on_and_repeats_nothing_that_finished(tiny, monkeypat
         wait_for(lambda: len(tiny.log()) >= 3, 60)
         with pytest.raises(ConfigError, match=f"process {search.pid} holds it"):
             run_study(tiny.study_file, tiny.out)
+        interrupted = int(tiny.log()[2][-1])
+        assert is_alive(interrupted)
     finally:
         search.send_signal(signal.SIGKILL)
         search.wait()
-    interrupted = int(tiny.log()[2][-1])
-    assert is_alive(interrupted)
     wait_for(lambda: not is_alive(interrupted), 5)
     finished = {line[0] for line in tiny.log("end")}
     assert len(finished) == 2
@@ -124,9 +124,11 @@ def test_killed_search_goes_on_and_repeats_nothing_that_finished(tiny, monkeypat
     assert config_of(result.summary.trial(result.summary.winner)) == "4-none"
     # A study that is complete starts nothing, and says the same.
     before = tiny.log_file.read_text()
-    again = run_study(tiny.study_file, tiny.out)
+    events.clear()
+    again = run_study(tiny.study_file, tiny.out, on_event=events.append)
     assert tiny.log_file.read_text() == before
     assert again.summary == result.summary
+    assert {type(event) for event in events} == {StudyStarted, StudyNote, StudyEnded}
     # What was measured may not change under it.
     tiny.write(trial={"repeats": 1, "measure_steps": 9}, study={"trials": 4})
     with pytest.raises(ConfigError, match=r"changed: trial.warmup_steps and measure_steps"):
@@ -214,7 +216,7 @@ def test_nothing_that_can_run_is_said_before_anything_is_written(tiny):
         space={"micro_batch_size": [3, 5], "recompute": "none"},
         base={"training": {"micro_batch_size": 3, "recompute": False}},
     )
-    with pytest.raises(NothingFeasibleError, match="micro_batch_identity rejects 2"):
+    with pytest.raises(NothingFeasibleError, match="micro_batch_identity rejects the last 2"):
         run_study(tiny.study_file, tiny.out)
     assert not tiny.out.exists()
 
@@ -252,6 +254,21 @@ def test_base_that_crashes_once_is_measured_again(tiny):
     assert summary.trial(0).outcome == "ok"
     assert summary.trial(0).value == 1.0
     assert [line[0] for line in tiny.log() if line[1] == "0"] == ["0", "0", "1"]
+
+
+def test_config_that_was_given_up_after_two_interruptions_stops_no_later_start(tiny):
+    tiny.write(
+        behaviour={"2-none": "end_supervisor"},
+        space={"micro_batch_size": [1, 2], "recompute": ["none"]},
+        base={"training": {"micro_batch_size": 1, "recompute": False}},
+        trial={"repeats": 1},
+    )
+    summary = run_study(tiny.study_file, tiny.out).summary
+    assert tiny.record(1)["outcome"] == "interrupted"
+    launched = tiny.log()
+    assert [line[0] for line in launched if line[1] == "0"] == ["0", "1", "1"]
+    assert run_study(tiny.study_file, tiny.out).summary == summary
+    assert tiny.log() == launched
 
 
 def test_lost_trial_folders_are_noticed(tiny):

@@ -7,6 +7,7 @@ and end is a line in the log that the config names.
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -49,6 +50,9 @@ def main():
     if behaviour == "crash_once" and not Path(config["log"] + ".once").exists():
         Path(config["log"] + ".once").touch()
         raise RuntimeError("not again")
+    if behaviour == "end_supervisor":
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
     if behaviour == "garbage":
         (folder / "result.json").write_text("}{ not json")
         return 0
