@@ -50,7 +50,8 @@ class tune_loop:  # noqa: N801 - read as a statement: `with tune_loop(...) as lo
         loss_scale: A fixed scale, a `LossScale`, or None for no loss scaling.
         clip_norm: Bound of the global gradient norm; None for no clipping.
         skip_threshold: Global gradient norm above which the update is skipped; None for never.
-        skip_non_finite: Whether a non-finite gradient or loss skips the update.
+        skip_non_finite: Whether a non-finite gradient or loss skips the update; rests without loss
+            scaling where policies only observe.
         compression: Compression of gradients on the wire: none, float16 or topk:R.
         layout: The ranks; None takes what MindSpore's own step would act on.
         tokens_per_sample: As for `TuneCallback`.

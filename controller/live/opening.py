@@ -99,7 +99,7 @@ def open_session(
     acts = any(seat.mode == "act" for seat in engine.seats)
     adapter: StepAdapter
     if own is not None:
-        adapter = OwnStep(own, job_size=place.size)
+        adapter = OwnStep(own, acts=acts, job_size=place.size)
     else:
         optimizer = getattr(train_network, "optimizer", None)
         adapter = ForeignStep(

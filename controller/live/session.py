@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mindtune.controller.device import SamplingThread, choose_probe
@@ -187,9 +187,12 @@ class LiveSession:
         if self._ended:
             return
         self._ended = True
+        effective: dict[str, Any] = {}
         try:
             if error is None:
+                # Functions of the user's: what they raise ends the run like any other failure.
                 self._evaluate()
+                effective = self._effective()
         except BaseException as failure:
             error = failure
             raise
@@ -199,7 +202,7 @@ class LiveSession:
             self._probe.stop()
             if error is None:
                 self._save_state()
-            self._leave_result(error)
+            self._leave_result(error, effective)
             if self._recorder is not None:
                 self._recorder.close()
 
@@ -271,7 +274,7 @@ class LiveSession:
             )
         )
         if self._settings.watchdog.exit_on_hang:
-            self._leave_result(TimeoutError(hang.message()))
+            self._leave_result(TimeoutError(hang.message()), {})
 
     def _evaluate(self) -> None:
         if self._workload.eval_fn is None or self.step == 0:
@@ -284,10 +287,9 @@ class LiveSession:
             with self._recorder.surviving("the controller's state"):
                 save_state(self._recorder.folder.state, self.state())
 
-    def _leave_result(self, error: BaseException | None) -> None:
+    def _leave_result(self, error: BaseException | None, effective: Mapping[str, Any]) -> None:
         peak = self._machine.peak_memory()
         own_peak, source = peak if peak is not None else (None, None)
-        effective = {} if error is not None else self._effective()
         if self._trial is not None and error is not None:
             self._trial.fail(error)
         elif self._trial is not None:

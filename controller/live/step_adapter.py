@@ -72,16 +72,19 @@ class OwnStep:
 
     Args:
         step: The step.
+        acts: Whether any policy acts. If none does, nothing is skipped that MindSpore's own step
+            would not skip.
         job_size: Ranks of the job.
     """
 
     unreachable: tuple[str, ...] = ()
 
-    def __init__(self, step: UpdateStep, *, job_size: int) -> None:
+    def __init__(self, step: UpdateStep, *, acts: bool, job_size: int) -> None:
         self._step = step
         self._job_size = job_size
         self.name = type(step).__name__
         rule = step.loss_scale_rule
+        step.set_skip_non_finite(step.skip_non_finite and (acts or rule is not None))
         self.actuators: Actuators = UpdateStepActuators(
             step,
             data_parallel=step.layout.data_parallel,

@@ -32,7 +32,8 @@ class TrainStep(UpdateStep):
         loss_scale: A fixed scale, a `LossScale`, or None for no loss scaling.
         clip_norm: Bound of the global gradient norm; None, 0 or infinity for no clipping.
         skip_threshold: Global gradient norm above which the update is skipped; None for never.
-        skip_non_finite: Whether a non-finite gradient or loss skips the update.
+        skip_non_finite: Whether a non-finite gradient or loss skips the update; rests without loss
+            scaling where policies only observe.
         compression: Compression of gradients on the wire: none, float16 or topk:R.
         layout: The ranks; None takes what MindSpore's own step would act on.
         num_sharded_parameters: How many weights must be marked `tp_sharded`; None for no check.

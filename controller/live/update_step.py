@@ -40,7 +40,8 @@ class UpdateStep(nn.Cell):
         clip_norm: Bound of the global gradient norm; None, 0 or infinity for no clipping.
         skip_threshold: Global gradient norm above which the update is skipped; None for never.
         skip_non_finite: Whether a non-finite gradient or loss skips the update, as MindSpore's
-            step with loss scale does and its plain step does not.
+            step with loss scale does and its plain step does not. Without loss scaling this rests
+            where policies only observe.
         compression: Compression of gradients on the wire: none, float16 or topk:R.
         layout: The ranks; None takes what MindSpore's own step would act on.
         num_sharded_parameters: How many weights must be marked `tp_sharded`; None for no check.
@@ -78,6 +79,8 @@ class UpdateStep(nn.Cell):
         self.loss_scale_managed_by_policy = False
         self._loss_scale_rule = _loss_scale_rule(loss_scale)
         self._uses_loss_scale = loss_scale is not None
+        self.skip_non_finite = skip_non_finite
+        """As the user wants it; `set_skip_non_finite` says what acts."""
         self._count = 0
         self._accumulated: tuple[Any, ...] | None = None
         self._host_signals = Tensor(np.full(NUM_HOST_SIGNALS, np.nan, np.float32))
@@ -93,13 +96,6 @@ class UpdateStep(nn.Cell):
         self._write_pending()
 
     # Knobs -----------------------------------------------------------------------------------
-
-    @property
-    def knob_values(self) -> dict[str, float]:
-        """The requested value of every knob; what acted stands in the report."""
-        acting = {name: float(knob.asnumpy()) for name, knob in self._knobs().items()}
-        acting["num_microbatches"] = self._num_microbatches
-        return acting | self._pending
 
     @property
     def loss_scale(self) -> float:
@@ -185,11 +181,6 @@ class UpdateStep(nn.Cell):
     def is_accumulating(self) -> bool:
         """Whether micro-batches wait for the rest of their optimizer step."""
         return self._count > 0
-
-    def discard_accumulated(self) -> None:
-        """Forget the micro-batches that wait, as after a rewind."""
-        self._count = 0
-        self._accumulated = None
 
     def apply(self, loss: Any, gradients: tuple[Any, ...]) -> Any:
         """Take in one micro-batch and, if it completes an optimizer step, update the weights.

@@ -58,6 +58,8 @@ class SimulatedStep:
         self.compression = SimpleNamespace(kind="none")
         self.loss_scale_rule = loss_scale
         self.loss_scale_managed_by_policy = False
+        self.skip_non_finite = True
+        self.skips = None
         self.knobs = {"learning_rate_scale": 1.0, "clip_norm": math.inf,
                       "skip_threshold": math.inf, "loss_scale": 1024.0}  # fmt: skip
         self.num_microbatches = 1
@@ -85,6 +87,9 @@ class SimulatedStep:
     def set_skip_threshold(self, norm):
         self._set("skip_threshold", norm)
 
+    def set_skip_non_finite(self, skip):
+        self.skips = skip
+
     def set_num_microbatches(self, count):
         self.num_microbatches = count
 
@@ -99,7 +104,7 @@ class SimulatedStep:
             learning_rate=0.1 * self.knobs["learning_rate_scale"],
             learning_rate_scale=self.knobs["learning_rate_scale"],
             clip_norm=self.knobs["clip_norm"], clip_factor=1.0,
-            skip_threshold=self.knobs["skip_threshold"], skip_non_finite=True,
+            skip_threshold=self.knobs["skip_threshold"], skip_non_finite=self.skips,
             compression_ratio=1.0, num_microbatches=self.num_microbatches, clean_steps=1,
             rank_losses=(loss,), rank_grad_norms=None, rank_rows=self.rows,
         )  # fmt: skip
@@ -155,7 +160,7 @@ class Run:
         self.session = LiveSession(
             LiveSettings(watchdog=WatchdogSection(enabled=watchdog)),
             workload or Workload(tokens_per_sample=4),
-            OwnStep(self.step, job_size=1 if machine is None else machine.num_ranks),
+            OwnStep(self.step, acts=True, job_size=1 if machine is None else machine.num_ranks),
             engine,
             recorder=Recorder(self.folder) if records else None,
             machine=machine,
@@ -305,6 +310,25 @@ def test_without_a_recorder_a_rank_decides_alike_and_writes_nothing(run, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("wanted", "acts", "loss_scale", "skips"),
+    [
+        (True, True, None, True),
+        # MindSpore's own step without a loss scale skips nothing either.
+        (True, False, None, False),
+        (True, False, LossScale(), True),
+        (False, True, None, False),
+        (False, False, LossScale(), False),
+    ],
+)
+def test_observing_skips_nothing_that_mindspore_would_not_skip(wanted, acts, loss_scale, skips):
+    step = SimulatedStep(loss_scale=loss_scale)
+    step.skip_non_finite = wanted
+    OwnStep(step, acts=not acts, job_size=1)
+    OwnStep(step, acts=acts, job_size=1)
+    assert step.skips is skips
+
+
 # Findings --------------------------------------------------------------------------------------
 
 
@@ -354,7 +378,7 @@ def test_the_watchdog_runs_from_begin_to_end(run):
 
 def test_findings_from_outside_count_once_where_told_once():
     engine = build_engine({}, mode="observe")
-    controller = LiveController(engine, OwnStep(SimulatedStep(), job_size=1).actuators)
+    controller = LiveController(engine, OwnStep(SimulatedStep(), acts=True, job_size=1).actuators)
     for step in (1, 50):
         controller.report_once(
             Finding(step=step, last_step=step, kind=FindingKind.HIDDEN_STEPS,
@@ -384,15 +408,17 @@ def test_a_run_whose_last_loss_is_no_number_is_non_finite(run):
     )  # fmt: skip
 
 
-def test_an_evaluation_that_fails_is_the_runs_failure(run):
+@pytest.mark.parametrize("name", ["eval_fn", "effective"])
+def test_a_function_of_the_users_that_fails_is_the_runs_failure(run, name):
     def fail():
         raise ValueError("no validation set")
 
-    made = run(scripted({}), workload=Workload(eval_fn=fail)).train(2.0)
+    made = run(scripted({}), workload=Workload(**{name: fail})).train(2.0)
     with pytest.raises(ValueError, match="no validation set"):
         made.session.end()
     result = read_document(RunResult, made.folder.result)
     assert (result.outcome, result.message) == ("crash", "ValueError: no validation set")
+    assert len(read_signals(made.folder.signals)) == 1
 
 
 def test_the_second_end_changes_nothing(run):
