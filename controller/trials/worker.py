@@ -26,6 +26,7 @@ from mindtune.controller.contract import (
 )
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.failure_text import is_out_of_memory, shorten
+from mindtune.policies.errors import PolicyError
 from mindtune.search.errors import SearchError
 from mindtune.search.knobs import KnobValue
 
@@ -108,13 +109,14 @@ def outcome_of(error: BaseException) -> WorkerOutcome:
     """Return the outcome that an exception stands for.
 
     `MemoryError` and messages of memory that ran out are `oom`, `FloatingPointError` is
-    `non_finite`, `ConfigError` and `SearchError` are `bad_config`, all else is `crash`.
+    `non_finite`, `ConfigError`, `SearchError` and `PolicyError` are `bad_config`, all else is
+    `crash`.
     """
     if is_out_of_memory(_text(error)):
         return "oom"
     if isinstance(error, FloatingPointError):
         return "non_finite"
-    if isinstance(error, (ConfigError, SearchError)):
+    if isinstance(error, (ConfigError, SearchError, PolicyError)):
         return "bad_config"
     return "crash"
 

@@ -12,6 +12,8 @@ from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.worker import TrialContext, reporting
 from mindtune.experiments.gpt.config import load_config
 from mindtune.experiments.gpt.launch import check_world_size, rank_from_env
+from mindtune.policies.errors import PolicyError
+from mindtune.search.errors import SearchError
 
 __all__ = ["main"]
 
@@ -41,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
             from mindtune.experiments.gpt.train import train  # noqa: PLC0415
 
             train(config, context)
-    except ConfigError as error:
+    except (ConfigError, PolicyError, SearchError) as error:
         sys.stderr.write(f"error: {error}\n")
         return _WRONG_USE
     return 0

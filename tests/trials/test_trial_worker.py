@@ -13,6 +13,7 @@ from mindtune.controller.contract import (
 )
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.worker import TrialContext, outcome_of, reporting, write_result
+from mindtune.policies.errors import PolicyError
 from mindtune.search.errors import SearchError
 
 
@@ -64,6 +65,7 @@ def test_results_of_ranks_lie_side_by_side_and_hold_non_finite_numbers(context, 
         (FloatingPointError("nan"), "non_finite"),
         (ConfigError("x"), "bad_config"),
         (SearchError("x"), "bad_config"),
+        (PolicyError("x"), "bad_config"),
         (ValueError("x"), "crash"),
     ],
 )
