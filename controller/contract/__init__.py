@@ -56,6 +56,7 @@ from mindtune.controller.contract.study_file import (
     TrialSection,
 )
 from mindtune.controller.contract.trial_files import (
+    ENV_CHECKPOINT,
     ENV_CONFIG,
     ENV_MARK,
     ENV_MODE,
@@ -70,6 +71,7 @@ from mindtune.controller.contract.trial_files import (
 )
 
 __all__ = [
+    "ENV_CHECKPOINT",
     "ENV_CONFIG",
     "ENV_MARK",
     "ENV_MODE",

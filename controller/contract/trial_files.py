@@ -11,6 +11,7 @@ from mindtune.search.errors import SearchError
 from mindtune.search.knobs import DERIVED, KnobValue, canonical
 
 __all__ = [
+    "ENV_CHECKPOINT",
     "ENV_CONFIG",
     "ENV_MARK",
     "ENV_MODE",
@@ -26,6 +27,8 @@ __all__ = [
 
 ENV_TRIAL_DIR = "MINDTUNE_TRIAL_DIR"
 """Set in every trial: the folder with knobs.yaml, in which result.json is left."""
+ENV_CHECKPOINT = "MINDTUNE_LOAD_CHECKPOINT"
+"""Set in every trial of a study with `trial.load_checkpoint`: path of the checkpoint."""
 ENV_RUN_DIR = "MINDTUNE_RUN_DIR"
 """Set by `mindtune run`: the folder in which the run keeps its records."""
 ENV_CONFIG = "MINDTUNE_CONFIG"

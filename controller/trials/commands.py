@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mindtune.controller.contract import ENV_TRIAL_DIR
+from mindtune.controller.contract import ENV_CONFIG, ENV_MODE, ENV_RUN_DIR, ENV_TRIAL_DIR
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.memory_log import log_environment
 
@@ -19,6 +19,7 @@ __all__ = ["CONFIG_PLACEHOLDER", "free_port", "msrun_command", "resolve_command"
 
 CONFIG_PLACEHOLDER = "{config}"
 _INTERPRETER = "python"
+_TOLD = (ENV_TRIAL_DIR, ENV_RUN_DIR, ENV_CONFIG, ENV_MODE)
 _PORTS = range(20000, 32000)
 """Below Linux's ephemeral ports (32768 up), where an outgoing connection may sit."""
 
@@ -79,6 +80,9 @@ def trial_environment(
         base: what to start from; None: the environment of this process.
     """
     environment = dict(os.environ if base is None else base)
+    # A search may be started from inside a run: what its callback was told is not for a trial.
+    for name in _TOLD:
+        environment.pop(name, None)
     # A log that is still in a buffer when a process is killed is lost.
     environment.setdefault("PYTHONUNBUFFERED", "1")
     # msrun starts whatever is called `python` on the path: it must be this interpreter.
@@ -88,7 +92,6 @@ def trial_environment(
     )
     environment.update(extra)
     environment.update(log_environment(environment))
-    environment.pop(ENV_TRIAL_DIR, None)
     if trial_dir is not None:
         environment[ENV_TRIAL_DIR] = str(trial_dir)
     name, _, value = mark.partition("=")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mindtune.controller.contract import (
+    ENV_CHECKPOINT,
     KnobOverride,
     KnobsFile,
     StudyFile,
@@ -31,10 +32,7 @@ from mindtune.search.errors import SearchError
 from mindtune.search.knobs import DERIVED, ENV_PREFIX, Config, KnobValue, canonical
 from mindtune.search.layout import DEGREES
 
-__all__ = ["ENV_CHECKPOINT", "TrialConfig", "knob_environment", "knob_text", "num_ranks"]
-
-ENV_CHECKPOINT = "MINDTUNE_LOAD_CHECKPOINT"
-"""Set in every trial of a study with `trial.load_checkpoint`: the checkpoint's path."""
+__all__ = ["TrialConfig", "knob_environment", "knob_text", "num_ranks"]
 
 
 def num_ranks(knobs: Mapping[str, KnobValue]) -> int:

@@ -46,7 +46,13 @@ def test_the_environment_finds_this_interpreter_first_and_carries_the_mark():
         {"OMP_NUM_THREADS": "1", "MS_SUBMODULE_LOG_v": "{PIPELINE:0}"},
         trial_dir=Path("/t r"),
         mark="MARK=17",
-        base={"PATH": "/usr/bin", "OMP_NUM_THREADS": "8", "PYTHONUNBUFFERED": "0"},
+        base={
+            "PATH": "/usr/bin",
+            "OMP_NUM_THREADS": "8",
+            "PYTHONUNBUFFERED": "0",
+            "MINDTUNE_CONFIG": "of another run",
+            "MINDTUNE_MODE": "act",
+        },
     )
     assert environment == {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}/usr/bin",
