@@ -21,13 +21,13 @@ from mindtune.controller.contract import (
     dump_yaml,
     parse,
     read_document,
-    read_rows,
     read_yaml,
     write_atomic,
     write_json,
     write_yaml,
 )
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.records import read_signals
 from mindtune.controller.trials.commands import resolve_command
 from mindtune.controller.trials.config_tree import dotted_keys, set_key
 from mindtune.controller.trials.failure_text import last_exception, read_tail
@@ -46,6 +46,7 @@ EXIT_FAILED = 3
 _LOGGER = logging.getLogger(__name__)
 _MINDFORMERS_KEY = "mindtune"
 _STATE = ".run.json"
+_UNREADABLE = "result.unreadable.json"
 
 
 @dataclass(frozen=True)
@@ -179,10 +180,9 @@ def _claim(out: Path, plan: RunPlan, mode: str) -> None:
 
 def _set_result_aside(out: Path) -> None:
     """Keep the result of an unfinished run under another name, or refuse a finished one."""
-    path = out / RunResult.FILE
-    if not path.exists():
+    result = _own_result(out)
+    if result is None:
         return
-    result = read_document(RunResult, path)
     if result.outcome == "ok":
         raise ConfigError(
             f"the run in {out} has finished; give another folder with --out to run it again."
@@ -190,7 +190,7 @@ def _set_result_aside(out: Path) -> None:
     index = 1
     while (target := out / f"result.segment_{index}.json").exists():
         index += 1
-    path.rename(target)
+    (out / RunResult.FILE).rename(target)
 
 
 def _conclude(out: Path, report: LaunchReport) -> int:
@@ -198,15 +198,13 @@ def _conclude(out: Path, report: LaunchReport) -> int:
     supervised = report.supervised
     failed = {name: code for name, code in supervised.exit_codes.items() if code}
     clean = supervised.ended_by == "exit" and not failed
-    path = out / RunResult.FILE
-    if path.exists():
-        outcome = read_document(RunResult, path).outcome
-        if outcome == "stopped":
-            return EXIT_STOPPED
-        return EXIT_DONE if outcome == "ok" and clean else EXIT_FAILED
+    result = _own_result(out)
+    if result is not None and result.outcome != "ok":
+        return EXIT_STOPPED if result.outcome == "stopped" else EXIT_FAILED
     if clean:
-        # A program without our callback leaves nothing; its exit code is all there is to know.
-        _write_result(out, "ok", supervised.wall_s, "the program left no result of its own")
+        if result is None:
+            # Without our callback the exit code is all there is to know.
+            _write_result(out, "ok", supervised.wall_s, "the program left no result of its own")
         return EXIT_DONE
     name, code = next(iter(failed.items()), ("command", None))
     cause = next(
@@ -220,8 +218,28 @@ def _conclude(out: Path, report: LaunchReport) -> int:
     )
     how = supervised.error or f"{name} ended with code {code}"
     outcome = "interrupted" if supervised.ended_by == "terminated" else "crash"
-    _write_result(out, outcome, supervised.wall_s, f"{cause} ({how})" if cause else how)
+    message = f"{cause} ({how})" if cause else how
+    if result is None:
+        _write_result(out, outcome, supervised.wall_s, message)
+    else:
+        # It failed after an ok result: what it measured is kept, as in a trial.
+        failure = {"outcome": outcome, "message": f"{message}, after an ok result"}
+        write_json(out / RunResult.FILE, result.model_copy(update=failure))
     return EXIT_FAILED
+
+
+def _own_result(out: Path) -> RunResult | None:
+    """Return the result that the run left; a file of the program's own is moved out of the way."""
+    path = out / RunResult.FILE
+    if not path.exists():
+        return None
+    try:
+        return read_document(RunResult, path)
+    except ConfigError as error:
+        kept = path.with_name(_UNREADABLE)
+        path.replace(kept)
+        _LOGGER.warning("%s; it is kept as %s", error, kept.name)
+        return None
 
 
 def _write_result(
@@ -235,12 +253,16 @@ def _write_result(
 
 
 def _last_step(out: Path) -> tuple[int, float | None]:
-    """Return the last recorded step and its loss; 0 and None where nothing was recorded."""
+    """Return the last recorded step and the last loss; 0 and None where nothing was recorded."""
     path = out / "signals.csv"
     if not path.exists():
         return 0, None
     step, loss = 0, None
-    with path.open(encoding="utf-8", newline="") as lines:
-        for row in read_rows(lines, source=str(path)):
-            step, loss = row.observation.step, row.observation.loss
+    try:
+        for row in read_signals(path):
+            step = row.observation.step
+            loss = loss if row.observation.loss is None else row.observation.loss
+    except ConfigError as error:
+        # A table of the program's own must not hide how the run ended.
+        _LOGGER.warning("%s", error)
     return step, loss

@@ -134,7 +134,9 @@ class _Supervision:
         """Tell whether a rank has failed, by its exit code or by its own result."""
         if any(code != 0 for name, code in self.exits.items() if name != "command"):
             return True
-        for path in self.trial_dir.glob("result*.json"):
+        # Not result*.json: a run that goes on keeps the failed results of its earlier segments.
+        results = [self.trial_dir / "result.json", *self.trial_dir.glob("result.rank*.json")]
+        for path in results:
             # A half-written file is judged when the process has ended.
             with contextlib.suppress(OSError, ValueError):
                 result = json.loads(path.read_bytes())

@@ -155,6 +155,24 @@ def test_exit_code_tells_how_the_run_ended(project, ending, code, outcome, messa
     assert result.steps == 2
 
 
+def test_files_of_the_programs_own_hide_no_ending(project):
+    set_ending(project, "foreign")
+    out = project.folder / "run"
+    assert run_best_config(project.out / "best_config.yaml", out) == 0
+    assert read_document(RunResult, out / "result.json").outcome == "ok"
+    assert json.loads((out / "result.unreadable.json").read_text()) == {"score": 7}
+
+
+def test_failure_after_an_ok_result_is_a_crash_that_keeps_what_was_measured(project):
+    set_ending(project, "ok_then_crash")
+    best, out = project.out / "best_config.yaml", project.folder / "run"
+    assert run_best_config(best, out) == 3
+    result = read_document(RunResult, out / "result.json")
+    assert (result.outcome, result.eval_loss) == ("crash", 1.5)
+    assert result.message.startswith("RuntimeError: too late")
+    assert run_best_config(best, out) == 3, "it has not finished, so it may be run again"
+
+
 def test_unfinished_run_goes_on_in_its_folder_and_another_does_not(project):
     set_ending(project, "crash")
     best, out = project.out / "best_config.yaml", project.folder / "run"

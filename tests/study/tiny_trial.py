@@ -118,6 +118,14 @@ def produce(config):
     if ending == "wait":
         (folder / "waiting").touch()
         time.sleep(600)
+    if ending == "foreign":
+        (folder / "result.json").write_text('{"score": 7}')
+        (folder / "signals.csv").write_text("reward\n1\n")
+        return 0
+    if ending == "ok_then_crash":
+        result = {"outcome": "ok", "steps": 2, "wall_s": 0.1, "eval_loss": 1.5}
+        (folder / "result.json").write_text(json.dumps(result))
+        raise RuntimeError("too late")
     result = {"outcome": ending, "steps": 2, "wall_s": 0.1, "message": "as the test asked"}
     (folder / "result.json").write_text(json.dumps(result))
     return 0

@@ -15,6 +15,8 @@ from mindtune.controller.contract import TrialRecord, read_document
 from mindtune.controller.trials.launcher import launch
 from mindtune.controller.trials.outcome import judge
 from mindtune.controller.trials.process_tree import descendants, marked
+from mindtune.controller.trials.protocol import SupervisorSpec
+from mindtune.controller.trials.supervisor import _Supervision
 
 CHILDREN = """
 import os, subprocess, sys, time
@@ -56,6 +58,19 @@ def wait_until(fact, limit_s):
     while not fact() and time.monotonic() < end:
         time.sleep(0.05)
     return fact()
+
+
+def test_failed_results_of_earlier_segments_end_no_run_that_goes_on(tmp_path):
+    spec = SupervisorSpec(
+        command=[], trial_dir=str(tmp_path), environment={}, mark="A=1", parent_pid=1,
+        startup_deadline_s=1.0, deadline_s=1.0,
+    )  # fmt: skip
+    supervision = _Supervision(spec)
+    for name in ("result.segment_1.json", "result.unreadable.json"):
+        (tmp_path / name).write_text('{"outcome": "crash"}')
+    assert not supervision.has_failure()
+    (tmp_path / "result.rank1.json").write_text('{"outcome": "crash"}')
+    assert supervision.has_failure()
 
 
 @pytest.mark.parametrize(
