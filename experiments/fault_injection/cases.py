@@ -20,7 +20,7 @@ _NOTHING: Overrides = MappingProxyType({})
 
 _LOSS_SCALE = 2.0**24
 _POISON_FACTOR = 1.0e6
-_SLOW_S = 0.3
+_SLOW_S = 0.2
 
 _REFERENCE: Overrides = MappingProxyType(
     {
@@ -109,21 +109,21 @@ _ALL = (
         "healthy",
         "none",
         "nothing at all",
-        steps=160,
+        steps=120,
         plant=_healthy,
     ),
     Case(
         "learning_rate",
         "learning rate 30 times too high",
         "lower the learning rate",
-        steps=160,
+        steps=120,
         plant=_learning_rate,
     ),
     Case(
         "loss_scale",
         "float16, loss scale starting at 2^24, one poisoned batch",
         "bring the scale down fast, forgive the single overflow",
-        steps=120,
+        steps=100,
         plant=_loss_scale,
         guards=(
             Guard("guarded", "act", "the loss-scale policy owns the scale"),
@@ -137,6 +137,7 @@ _ALL = (
         ),
         base={
             **_REFERENCE,
+            "model.seq_length": 64,
             "training.global_batch_size": 8,
             "training.micro_batch_size": 8,
         },
@@ -145,13 +146,18 @@ _ALL = (
         "slow_data",
         f"pipeline that sleeps {_SLOW_S:g} s per batch",
         "advise more data workers, leave the batch alone",
-        steps=80,
+        steps=100,
         plant=_slow_data,
         guards=(
             _GUARDED,
             _UNGUARDED,
             Guard("advised", "observe", "the advice taken: two data workers", {"data.workers": 2}),
         ),
+        base={
+            **_REFERENCE,
+            "training.global_batch_size": 4,
+            "training.micro_batch_size": 4,
+        },
     ),
     Case(
         "small_batch",
