@@ -16,11 +16,12 @@ from dataclasses import dataclass
 
 from mindtune.search.advice import advice
 from mindtune.search.cost_model import CostModel, Prediction
-from mindtune.search.knobs import Config
+from mindtune.search.knobs import Config, knob_text
 from mindtune.search.rules import RULES, Rule
 from mindtune.search.space import Space
 
 __all__ = [
+    "NOT_LISTED",
     "Explanation",
     "FeasibleConfig",
     "RuleCount",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 _ALLOWED = "allowed_values"
+NOT_LISTED = "the space does not list this config"
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,13 @@ def explain(
     failed = []
     for name, values in space.choices.items():
         if config[name] not in values:
-            allowed = ", ".join(_text(value) for value in values)
-            reason = f"{name} = {_text(config[name])} is not among the space's values: {allowed}"
+            allowed = ", ".join(map(knob_text, values))
+            reason = (
+                f"{name} = {knob_text(config[name])} is not among the space's values: {allowed}"
+            )
             failed.append(RuleCount(_ALLOWED, 1, reason, config))
+    if not failed and space.named(config) not in space:
+        failed.append(RuleCount(_ALLOWED, 1, NOT_LISTED, config))
     for rule in RULES:
         reason_found = rule.check(config, model)
         if reason_found is not None:
@@ -155,10 +161,6 @@ def first_failure(config: Config, cost: CostModel) -> str | None:
         if reason is not None:
             return f"{rule.name}: {reason}"
     return None
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _order(entry: FeasibleConfig) -> tuple[float, int]:

@@ -7,12 +7,13 @@ command line and in `effective`. To add a knob, add one line to `KNOBS`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mindtune.search.errors import SearchError
 
-__all__ = ["DERIVED", "ENV_PREFIX", "KNOBS", "Config", "Knob", "KnobValue", "canonical", "knob"]
+__all__ = ["DERIVED", "ENV_PREFIX", "KNOBS", "Config", "Knob", "KnobValue", "canonical",
+           "describe", "differences", "knob", "knob_text"]  # fmt: skip
 
 KnobValue = bool | int | str
 Config = dict[str, KnobValue]
@@ -89,7 +90,7 @@ def _parametrized(prefix: str, number: str, hint: str) -> str:
         if not 0.0 < value <= 1.0:
             raise ValueError(f"must be {prefix}:R with a ratio R in (0, 1]")
         return f"{prefix}:{value:g}"
-    if not (value >= 1.0 and value == int(value)):
+    if not (value >= 1.0 and value.is_integer()):
         raise ValueError(f"must be {prefix}:{hint} with a whole number {hint} of at least 1")
     return f"{prefix}:{int(value)}"
 
@@ -103,7 +104,10 @@ def _recompute(value: object) -> KnobValue:
 def _text(value: object) -> KnobValue:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError("must be a text or a number")  # noqa: TRY004 - one error class
-    return str(value)
+    text = str(value)
+    if "\0" in text or not text.isprintable():
+        raise ValueError("must be a text without control characters")
+    return text
 
 
 _PRECISION_ALIASES = {
@@ -179,3 +183,20 @@ def canonical(name: str, value: object) -> KnobValue:
         return entry.parse(value)
     except ValueError as error:
         raise SearchError(f"{name} {error}, but got {value!r}.") from None
+
+
+def knob_text(value: KnobValue) -> str:
+    """Return a canonical value as text, as the keys of `values` in an override spell it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def describe(config: Mapping[str, KnobValue]) -> str:
+    """Return a config for reading, such as `recompute=none, data_parallel=2`."""
+    return ", ".join(f"{name}={knob_text(value)}" for name, value in config.items())
+
+
+def differences(config: Config, base: Config | None) -> Config:
+    """Return the knobs in which a config differs from the base config; empty without one."""
+    if base is None:
+        return {}
+    return {name: value for name, value in config.items() if base.get(name) != value}

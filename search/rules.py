@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mindtune.search import layout
 from mindtune.search.cost_model import COST_KNOBS, CostModel
-from mindtune.search.knobs import Config
+from mindtune.search.knobs import Config, knob_text
 
 __all__ = ["RULES", "Rule"]
 
@@ -216,7 +216,7 @@ def _exchange_needs_data_parallel(config: Config, _cost: CostModel) -> str | Non
     for name in ("comm_overlap", "comm_fusion"):
         if config[name]:
             return (
-                f"{name} = {str(config[name]).lower()} has no effect: there is no gradient "
+                f"{name} = {knob_text(config[name])} has no effect: there is no gradient "
                 "exchange with data_parallel = 1"
             )
     return None

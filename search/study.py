@@ -30,7 +30,7 @@ from mindtune.search.attributes import (
     STEP_TIME,
 )
 from mindtune.search.baseline import Baseline, choose_baseline
-from mindtune.search.constraints import SpaceReport, check, first_failure
+from mindtune.search.constraints import NOT_LISTED, SpaceReport, check, first_failure
 from mindtune.search.cost_model import CostModel, Measurement, Prediction, calibrate
 from mindtune.search.errors import SearchError, SpaceExhaustedError
 from mindtune.search.history import Attempt, infer
@@ -266,7 +266,7 @@ class Proposer:
         reason = first_failure(self._space.complete(config), self.report.cost)
         is_baseline = config == self.baseline.config
         if reason is None and not is_baseline and config not in self._space:
-            reason = "allowed_values: the space does not list this config"
+            reason = f"allowed_values: {NOT_LISTED}"
         if reason is None:
             inference = infer(config, others)
             reason = None if inference is None else f"inferred: {inference.reason}"

@@ -17,8 +17,8 @@ from mindtune.controller.trials.progress import (
     TrialProgress,
     TrialStarted,
 )
-from mindtune.controller.trials.study_setup import describe
 from mindtune.controller.units import format_duration, format_size
+from mindtune.search.knobs import describe
 
 __all__ = ["StudyProgress"]
 

@@ -114,8 +114,8 @@ def _explained(explanation: Explanation) -> ExplainOutput:
 
 
 def _print_report(report: SpaceReport, listing: SpaceOutput) -> None:
-    from mindtune.controller.trials.study_setup import describe
     from mindtune.controller.units import format_duration, format_size
+    from mindtune.search.knobs import describe
 
     console = out()
     console.print(f"{listing.total} configs, {listing.feasible} feasible")
@@ -156,7 +156,7 @@ def _common(configs: Sequence[Config]) -> Config:
 
 
 def _print_explanation(document: ExplainOutput) -> None:
-    from mindtune.controller.trials.study_setup import describe
+    from mindtune.search.knobs import describe
 
     console = out()
     console.print(describe(document.config))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from mindtune.controller.reports.figures import Point, bars, scatter
@@ -10,7 +9,7 @@ from mindtune.controller.reports.page import Column, Page, Section, Table, numbe
 from mindtune.controller.trials.study_folder import StudyFolder
 from mindtune.controller.trials.summary import StudySummary, TrialSummary, read_summary
 from mindtune.controller.units import format_duration, format_size
-from mindtune.search.knobs import KnobValue
+from mindtune.search.knobs import Config, describe, differences, knob_text
 
 __all__ = ["study_page"]
 
@@ -56,21 +55,12 @@ def _lead(summary: StudySummary) -> str:
     return f"Best config{state}: trial {winner.number}, {ratio}. {summary.reason}"
 
 
-def _difference(trial: TrialSummary, base: Mapping[str, KnobValue]) -> str:
-    changed = [f"{k}={_spell(v)}" for k, v in trial.knobs.items() if base.get(k) != v]
-    return ", ".join(changed) or "the base config"
-
-
-def _spell(value: KnobValue) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _winner(summary: StudySummary) -> Section | None:
     if summary.winner is None:
         return None
     winner, base = summary.trial(summary.winner), summary.trial(0)
     rows = [
-        [name, _spell(base.knobs[name]) if name in base.knobs else "-", _spell(value)]
+        [name, knob_text(base.knobs[name]) if name in base.knobs else "-", knob_text(value)]
         for name, value in winner.knobs.items()
     ]
     changed = frozenset(i for i, row in enumerate(rows) if row[1] != row[2])
@@ -87,14 +77,15 @@ def _values(summary: StudySummary) -> Section | None:
             best=t.number == summary.winner, base=t.number == 0,
         )
         for t in summary.trials
-        if t.value is not None
+        # A trial that was stopped early has a value of its first steps only.
+        if t.value is not None and t.outcome != "pruned"
     ]  # fmt: skip
     if not points:
         return None
     unit = "value" if summary.objective == "mfu" else "value over the base's"
     return Section(
         "Values",
-        figure=bars(points, y=unit, title="Value of each trial that ended ok"),
+        figure=bars(points, y=unit, title="Value of each trial that was measured in full"),
         caption="Green: the best; orange: the base. Lines span lowest to highest of the repeats.",
     )
 
@@ -137,7 +128,7 @@ def _trials(summary: StudySummary) -> Section:
     return Section("Trials", table=Table(columns, rows, strong=strong))
 
 
-def _trial_row(trial: TrialSummary, base: Mapping[str, KnobValue]) -> list[str]:
+def _trial_row(trial: TrialSummary, base: Config) -> list[str]:
     launches = trial.confirming()
     first = launches[0] if launches else None
     spread = "-" if trial.interval is None else " - ".join(number(v) for v in trial.interval)
@@ -148,7 +139,7 @@ def _trial_row(trial: TrialSummary, base: Mapping[str, KnobValue]) -> list[str]:
         number(first.mfu if first else None), number(first.stability if first else None),
         "-" if step is None else format_duration(step),
         "-" if memory is None else format_size(memory), str(len(trial.measurements)),
-        _difference(trial, base), trial.message,
+        describe(differences(trial.knobs, base)) or "the base config", trial.message,
     ]  # fmt: skip
 
 

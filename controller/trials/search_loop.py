@@ -24,10 +24,10 @@ from mindtune.controller.trials.progress import (
     TrialProgress,
     TrialStarted,
 )
-from mindtune.controller.trials.study_state import StudyState, differences
+from mindtune.controller.trials.study_state import StudyState
 from mindtune.controller.trials.summary import Measurement
 from mindtune.search.attributes import CONFIG, MEMORY, OUTCOME, REASON, STEP_TIME
-from mindtune.search.knobs import Config
+from mindtune.search.knobs import Config, differences
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

@@ -12,7 +12,7 @@ from mindtune.controller.contract import StudyFile, read_document, read_yaml
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.metrics.peaks import peak_flops
 from mindtune.controller.trials.commands import resolve_command
-from mindtune.controller.trials.trial_config import TrialConfig, knob_text
+from mindtune.controller.trials.trial_config import TrialConfig
 from mindtune.policies.engine import build_engine
 from mindtune.policies.settings import PolicySettings
 from mindtune.search.facts import Cluster, Limits, StudyFacts, Training
@@ -20,7 +20,7 @@ from mindtune.search.knobs import Config, KnobValue
 from mindtune.search.model_shape import ModelShape
 from mindtune.search.space import Space
 
-__all__ = ["StudySetup", "describe", "load_study", "read_candidates", "study_facts"]
+__all__ = ["StudySetup", "load_study", "read_candidates", "study_facts"]
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,18 @@ def read_candidates(path: Path) -> list[dict[str, Any]]:
     """
     if path.suffix == ".csv":
         try:
-            with path.open(encoding="utf-8", newline="") as lines:
-                rows: Any = [dict(row) for row in csv.DictReader(lines, strict=True)]
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            # Spreadsheets put a byte-order mark in front.
+            with path.open(encoding="utf-8-sig", newline="") as lines:
+                table = csv.DictReader(lines, strict=True)
+                rows: Any = [dict(row) for row in table]
+        except (OSError, ValueError, csv.Error) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ConfigError(f"{path} must be a readable CSV file, but: {reason}.") from None
+        names = list(table.fieldnames or ())
+        if len(set(names)) < len(names):
+            raise ConfigError(
+                f"{path}, line 1 must name each knob once, but got {', '.join(names)}."
+            )
         for number, row in enumerate(rows, start=2):
             if None in row or None in row.values():
                 raise ConfigError(
@@ -134,12 +141,16 @@ def read_candidates(path: Path) -> list[dict[str, Any]]:
                 )
     else:
         rows = read_yaml(path)
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+    if not isinstance(rows, list) or not rows or not all(map(_is_config, rows)):
         raise ConfigError(
             f"{path} must hold a list of configs, one mapping or line of knobs each, but it does "
             "not."
         )
     return rows
+
+
+def _is_config(row: object) -> bool:
+    return isinstance(row, dict) and bool(row) and all(isinstance(name, str) for name in row)
 
 
 def _check_spellings(setup: StudySetup) -> None:
@@ -149,8 +160,3 @@ def _check_spellings(setup: StudySetup) -> None:
     for index in range(longest):
         config = {name: values[index % len(values)] for name, values in choices.items()}
         setup.config.overrides({**setup.base, **config})
-
-
-def describe(config: Mapping[str, KnobValue]) -> str:
-    """Return a config for reading, such as `recompute=none, data_parallel=2`."""
-    return ", ".join(f"{name}={knob_text(value)}" for name, value in config.items())

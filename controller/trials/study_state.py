@@ -18,7 +18,7 @@ from mindtune.search.convergence import ConvergenceVerdict
 from mindtune.search.knobs import Config
 from mindtune.search.scoring import best_by
 
-__all__ = ["StudyState", "differences"]
+__all__ = ["StudyState"]
 
 
 @dataclass
@@ -129,10 +129,3 @@ class StudyState:
             convergence="" if verdict is None else verdict.reason,
             measurements=measurements,
         )
-
-
-def differences(config: Config, base: Config | None) -> Config:
-    """Return the knobs in which a config differs from the base config."""
-    if base is None:
-        return {}
-    return {name: value for name, value in config.items() if base.get(name) != value}

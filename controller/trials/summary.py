@@ -34,7 +34,7 @@ class Measurement(ContractModel):
     outcome: Outcome
     message: str = ""
     value: Number | None = None
-    """mfu^a x stability^b; null unless it is ok."""
+    """mfu^a x stability^b; of the first steps if it was pruned; null where it measured nothing."""
     mfu: Number | None = None
     stability: Number | None = None
     tokens_per_s: Number | None = None

@@ -29,10 +29,17 @@ from mindtune.controller.contract import (
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.config_tree import get_key, set_key
 from mindtune.search.errors import SearchError
-from mindtune.search.knobs import DERIVED, ENV_PREFIX, Config, KnobValue, canonical
+from mindtune.search.knobs import (
+    DERIVED,
+    ENV_PREFIX,
+    Config,
+    KnobValue,
+    canonical,
+    knob_text,
+)
 from mindtune.search.layout import DEGREES
 
-__all__ = ["TrialConfig", "knob_environment", "knob_text", "num_ranks"]
+__all__ = ["TrialConfig", "knob_environment", "num_ranks"]
 
 
 def num_ranks(knobs: Mapping[str, KnobValue]) -> int:
@@ -47,13 +54,6 @@ def knob_environment(knobs: Mapping[str, KnobValue]) -> dict[str, str]:
         for name, value in knobs.items()
         if name.startswith(ENV_PREFIX)
     }
-
-
-def knob_text(value: KnobValue) -> str:
-    """Return a canonical value as text, as the keys of `values` in an override spell it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import pytest
 from mindtune.controller.contract import DecisionRecord, RunResult, write_json
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.records import DecisionWriter, RunFolder, SignalWriter
+from mindtune.controller.reports import study_report
 from mindtune.controller.reports.page import number
 from mindtune.controller.reports.write import write_report
 from mindtune.controller.trials.summary import Measurement, StudySummary, TrialSummary
@@ -121,6 +122,7 @@ def test_study_report_shows_winner_trials_and_rules(tmp_path):
                          measurements=[measured(0, 0.3), measured(1, 0.29), measured(2, 0.31)]),
             TrialSummary(number=2, knobs={"recompute": "interval:2"}, outcome="oom",
                          message="Allocate memory failed"),
+            TrialSummary(number=3, knobs={"recompute": "interval:4"}, outcome="pruned", value=0.9),
         ],
         leaders=[1], winner=1, reason="It is better beyond the noise.",
     )  # fmt: skip
@@ -131,6 +133,7 @@ def test_study_report_shows_winner_trials_and_rules(tmp_path):
     assert "recompute full none" in text
     assert "2 oom - - - - - - 0 recompute=interval:2 Allocate memory failed" in text
     assert "memory 9 too much" in text
+    assert len(study_report._values(summary).figure.split('id="xtick_')) == 1 + 2, "0 and 1 alone"
     assert page.tags.count("svg") == 2
     assert page.loads == []
 

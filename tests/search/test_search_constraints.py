@@ -175,6 +175,21 @@ def test_explain_lists_every_failing_rule_and_the_users_own_limits():
     assert found.config["data_parallel"] == 8
 
 
+def test_explain_refuses_what_an_explicit_list_does_not_hold():
+    rows = [
+        {"data_parallel": 1, "micro_batch_size": 1}, {"data_parallel": 2, "micro_batch_size": 2},
+    ]  # fmt: skip
+    facts = StudyFacts(
+        cluster=Cluster(num_devices=2, allow_idle=True), training=Training(global_batch_size=4)
+    )
+    space = Space.from_spec(rows, facts, {})
+    assert explain(space, rows[1]).rejected == ()
+    (rejected,) = explain(space, {"data_parallel": 1, "micro_batch_size": 2}).rejected
+    assert (rejected.rule, rejected.reason) == (
+        "allowed_values", "the space does not list this config",
+    )  # fmt: skip
+
+
 def test_explain_fills_unnamed_knobs_from_the_base_config():
     space = Space.from_spec({"data_parallel": [8], "recompute": "auto"}, FACTS,
                             {"recompute": "full", "micro_batch_size": 4})  # fmt: skip
