@@ -13,10 +13,10 @@ Theory of operation. Trouble is one of
 
 These cut the scale by `factor`, at most once in `patience_after_cut` steps. What is no trouble: a
 single spike, a norm that moves to another level while the loss is fine, a loss that jumped once
-and is coming down, anything in the first steps of a warm-up that the loss does not confirm. A
-non-finite loss is not cured by a lower rate (the weights are gone, or the batch was bad): after
-`stop_after` in a row the run is ended with a diagnosis, as it is when the loss is frozen while
-every update is skipped.
+and is coming down, anything in the first steps of a warm-up that the loss does not confirm, and
+nothing at all in a step whose update was skipped, since no rate acted in it. A non-finite loss is
+not cured by a lower rate (the weights are gone, or the batch was bad): after `stop_after` in a row
+the run is ended with a diagnosis, as it is when the loss is frozen while every update is skipped.
 
 After `recover_after` steps without trouble the scale is raised by 1 / `factor`, up to 1, the
 schedule itself; the arbiter takes back a raise after which the loss is worse. A raise that was
@@ -255,6 +255,9 @@ class GradientNormPolicy:
         state: GradientNormState,
     ) -> Finding | None:
         """Return the finding that asks for a lower rate, if there is one."""
+        skipped = observation.update_skipped
+        if observation.overflow if skipped is None else skipped:
+            return None
         divergence = found.get(FindingKind.DIVERGENCE)
         if divergence is not None:
             return divergence

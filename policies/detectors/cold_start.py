@@ -3,7 +3,7 @@
 Theory of operation. The loss is watched through the median of 3 samples, which one outlier cannot
 move, against the lowest such median so far (at first: the first loss). Noise is what makes this
 hard: a fine-tuning run starts with a loss that scatters by 20 % from batch to batch and is
-healthy. So there is no single threshold but five patterns, each of which noise alone does not
+healthy. So there is no single threshold but six patterns, each of which noise alone does not
 make:
 
 - **jump**: the first losses but one or two are 5 times the first;
@@ -15,6 +15,11 @@ make:
   1.75 times its lowest;
 - **climb**: the run was learning in order, and 5 medians in a row rise to `cold_rise` times the
   lowest, none of the steps making more than half of the climb;
+- **standstill**: the first 4 losses fell without a break by a third, the norm to 30 %, and 13 to
+  16 losses into the run the median of 8 stands 8 % above the lowest median of the first 6 and at
+  two thirds of the first loss or more: a run that falls that fast and then goes nowhere (the
+  healthy one is at 0.8 of that lowest median there, at 30 times its rate at 1.1 or more). Without
+  norms it is not looked for;
 - **excess**, after `cold_steps` losses: the median stands above that of the 8 losses before by 3
   times the largest of the distances from loss to loss among these.
 
@@ -46,6 +51,8 @@ _NOISE = 1.3
 _JUMP = 5.0
 _EXCURSION_EARLY, _EXCURSION, _ABOVE_ALL = 3.0, 2.0, 1.5
 _LEARNT, _NORM_FELL, _MOST_UPS = 0.7, 0.35, 0.2
+_FELL, _STANDS, _OF_FIRST, _STANDSTILL = 0.68, 1.08, 0.65, range(13, 17)
+_NORM_FELL_FAR = 0.3
 _FOURTH, _NORM_BACK = 1.08, 1.75
 _ELEVATED, _LARGEST_SHARE = 1.02, 0.5
 _EXCESS = 3.0
@@ -77,6 +84,12 @@ class ColdStartState:
     """Rises on the way to the lowest median."""
     lowest_downs: int = 0
     """Falls on the way to the lowest median."""
+    reported: bool = False
+    """Whether a pattern was found."""
+    fell: bool = False
+    """Whether the first 4 losses fell without a break, by a third."""
+    early: float = math.inf
+    """Lowest median of the first 6 losses."""
     first_norm: float = 0.0
     """Larger one of the first two norms."""
     lowest_norm: float = math.inf
@@ -115,16 +128,27 @@ def judge_cold_start(
     ups, downs = state.ups + int(now > before), state.downs + int(now < before)
     medians = push(state.medians, now, _MEDIANS)
     following = replace(following, medians=medians, highest=highest, ups=ups, downs=downs)
+    if following.seen == 4:
+        unbroken = all(later < earlier for earlier, later in pairwise(losses))
+        following = replace(following, fell=unbroken and loss <= _FELL * state.first)
     pattern = ""
     if now <= state.lowest:
         following = replace(following, lowest=now, lowest_ups=ups, lowest_downs=downs)
     elif state.lowest > 0 and now >= thresholds.cold_rise * state.lowest:
         pattern = _pattern(following, now, thresholds)
+    if following.seen == 6:
+        following = replace(following, early=min(now, state.lowest))
+    if following.fell and not (pattern or state.reported) and following.seen in _STANDSTILL:
+        level = median(losses[-_BASE:])
+        stands = level >= max(_STANDS * following.early, _OF_FIRST * state.first)
+        fell = bool(norms) and _norm_fell(following, _NORM_FELL_FAR)
+        pattern = "standstill" if stands and fell else ""
     if len(norms) == 3:
         lowest_norm = min(state.lowest_norm, _median_of_3(norms))
         following = replace(following, lowest_norm=lowest_norm)
     if not pattern:
         return (), following
+    following = replace(following, reported=True)
     finding = Finding(
         step=observation.step,
         last_step=observation.step,
@@ -160,7 +184,7 @@ def _pattern(state: ColdStartState, now: float, thresholds: DetectorThresholds) 
         lowest <= _LEARNT * state.first
         and state.lowest_downs >= 2
         and state.lowest_ups <= _MOST_UPS * state.lowest_downs
-        and (not state.norms or state.lowest_norm <= _NORM_FELL * state.first_norm)
+        and _norm_fell(state, _NORM_FELL)
     )
     distances = tuple(abs(later - earlier) for earlier, later in pairwise(losses[-_BASE - 1 :]))
     if not learnt or now - lowest < _NOISE * median(distances):
@@ -174,6 +198,11 @@ def _pattern(state: ColdStartState, now: float, thresholds: DetectorThresholds) 
     climbed = state.medians[-1] - state.medians[0]
     unbroken = len(steps) == _MEDIANS - 1 and min(steps) > 0
     return "climb" if unbroken and max(steps) <= _LARGEST_SHARE * climbed else ""
+
+
+def _norm_fell(state: ColdStartState, share: float) -> bool:
+    """Return whether the norm, if it is measured, has fallen to a share of its first values."""
+    return not state.norms or state.lowest_norm <= share * state.first_norm
 
 
 def _late(losses: tuple[float, ...], now: float, thresholds: DetectorThresholds) -> str:

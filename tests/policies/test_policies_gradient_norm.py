@@ -135,6 +135,16 @@ def test_an_exploding_start_is_cut_to_a_sixteenth_and_again_if_that_is_not_enoug
     assert run.set_points(SetLearningRateScale)[:2] == [(8, 0.0625), (14, 0.03125)]
 
 
+@pytest.mark.parametrize("skip", [{"update_skipped": 1.0}, {"overflow": 1.0}])
+def test_nothing_is_cut_while_updates_are_skipped(start, skip) -> None:
+    run = start(reachable=frozenset({"learning_rate_scale"}))
+    falling = rows([3.99, 3.70, 3.55, 3.52, 3.24])
+    elevated = [{"loss": loss, **skip} for loss in (15.0, 15.6, 16.4, 17.3, 16.0)]
+    drive(run, [*falling, *elevated, *rows([3.2, 3.15, 3.08, 3.23])])
+    assert "divergence" in run.kinds()
+    assert run.set_points(SetLearningRateScale) == []
+
+
 def test_recovery_goes_in_steps_and_only_after_a_healthy_stretch(start) -> None:
     run = start(settings=SHORT)
     healthy = rows(noise(2, 0.02, 120, 3), noise(1, 0.05, 120, 4))
