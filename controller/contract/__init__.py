@@ -30,6 +30,7 @@ from mindtune.controller.contract.outputs import (
     UsableFeature,
 )
 from mindtune.controller.contract.run_files import (
+    MINDFORMERS_KEY,
     BestConfig,
     DecisionRecord,
     GradNormPrior,
@@ -77,6 +78,7 @@ __all__ = [
     "ENV_MODE",
     "ENV_RUN_DIR",
     "ENV_TRIAL_DIR",
+    "MINDFORMERS_KEY",
     "BestConfig",
     "ClusterSection",
     "CompareOutput",

@@ -10,7 +10,11 @@ from mindtune.controller.contract.base import ContractModel, Document, Number
 from mindtune.controller.contract.study_file import PolicySection
 from mindtune.search.knobs import KnobValue
 
-__all__ = ["BestConfig", "DecisionRecord", "GradNormPrior", "Learned", "Provenance", "RunResult"]
+__all__ = ["MINDFORMERS_KEY", "BestConfig", "DecisionRecord", "GradNormPrior", "Learned",
+           "Provenance", "RunResult"]  # fmt: skip
+
+MINDFORMERS_KEY = "mindtune"
+"""Top-level key under which a MindFormers YAML carries the content of a best_config.yaml."""
 
 
 class DecisionRecord(ContractModel):

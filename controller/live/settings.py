@@ -20,6 +20,7 @@ from mindtune.controller.contract import (
     ENV_MODE,
     ENV_RUN_DIR,
     ENV_TRIAL_DIR,
+    MINDFORMERS_KEY,
     BestConfig,
     ContractModel,
     GradNormPrior,
@@ -38,8 +39,6 @@ Mode = Literal["observe", "act"]
 
 DEFAULT_PARENT = Path("mindtune_runs")
 """Where a run without `out_dir` gets a folder named by the time of its start."""
-
-_MINDFORMERS_KEY = "mindtune"
 
 
 class WatchdogSection(ContractModel):
@@ -155,9 +154,9 @@ def _read(
     else:
         content = read_yaml(Path(config))
         source = str(config)
-    if isinstance(content, dict) and isinstance(content.get(_MINDFORMERS_KEY), dict):
-        content = content[_MINDFORMERS_KEY]
-        source = f"{source}, key {_MINDFORMERS_KEY!r}"
+    if isinstance(content, dict) and isinstance(content.get(MINDFORMERS_KEY), dict):
+        content = content[MINDFORMERS_KEY]
+        source = f"{source}, key {MINDFORMERS_KEY!r}"
     if isinstance(content, dict) and "command" in content:
         shared = {"policies", "learned"}
         own = set(LiveConfig.model_fields) - shared

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Literal
 
 from mindtune.controller.contract import ENV_MARK
-from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.commands import free_port, msrun_command, trial_environment
 from mindtune.controller.trials.failure_text import read_tail
+from mindtune.controller.trials.preflight import check_launcher
 from mindtune.controller.trials.process_tree import end_processes, marked
 from mindtune.controller.trials.protocol import SupervisorReport, SupervisorSpec
 
@@ -100,11 +100,7 @@ def launch(
     Raises:
         ConfigError: the launcher cannot be used.
     """
-    if launcher == "slurm":
-        raise ConfigError(
-            "launcher must be none or msrun for trials that this process starts, but got slurm; "
-            "use launcher: none with a command that calls srun itself."
-        )
+    check_launcher(launcher)
     trial_dir = trial_dir.resolve()
     trial_dir.mkdir(parents=True, exist_ok=True)
     _clear(trial_dir, _LEFTOVERS if in_trial else _RANK_LEFTOVERS)

@@ -225,9 +225,11 @@ def _failed_exits(report: LaunchReport) -> dict[str, int]:
 
 
 def _exit_text(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}"
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    # Not every number of a real-time signal has a name.
+    names = {number.value: number.name for number in signal.Signals}
+    return f"killed by {names.get(-code, f'signal {-code}')}"
 
 
 def _killed_for_memory(report: LaunchReport, code: int | None) -> bool:

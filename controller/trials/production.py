@@ -15,6 +15,7 @@ from mindtune.controller.contract import (
     ENV_CONFIG,
     ENV_MODE,
     ENV_RUN_DIR,
+    MINDFORMERS_KEY,
     BestConfig,
     KnobsFile,
     RunResult,
@@ -32,6 +33,7 @@ from mindtune.controller.trials.commands import resolve_command
 from mindtune.controller.trials.config_tree import dotted_keys, set_key
 from mindtune.controller.trials.failure_text import last_exception, read_tail
 from mindtune.controller.trials.launcher import LaunchReport, launch
+from mindtune.controller.trials.preflight import check_launcher, check_policies
 from mindtune.controller.trials.trial_config import knob_environment, num_ranks
 from mindtune.search.knobs import DERIVED, canonical
 
@@ -44,7 +46,6 @@ EXIT_STOPPED = 1
 EXIT_FAILED = 3
 
 _LOGGER = logging.getLogger(__name__)
-_MINDFORMERS_KEY = "mindtune"
 _STATE = ".run.json"
 _UNREADABLE = "result.unreadable.json"
 
@@ -64,17 +65,16 @@ def read_best_config(path: Path) -> RunPlan:
 
     Raises:
         ConfigError: if it, or the base config that it names, is missing or not valid.
+        PolicyError: if a policy's settings are not valid.
+        SearchError: if a knob or its value is not allowed.
     """
     content = read_yaml(path)
-    if isinstance(content, dict) and isinstance(content.get(_MINDFORMERS_KEY), dict):
-        best = parse(BestConfig, content[_MINDFORMERS_KEY], source=f"{path}: {_MINDFORMERS_KEY}")
+    if isinstance(content, dict) and isinstance(content.get(MINDFORMERS_KEY), dict):
+        best = _checked(content[MINDFORMERS_KEY], source=f"{path}, key {MINDFORMERS_KEY}")
         # Such a file differs from its base in the tuned keys: it is the merged config itself.
-        rest = {key: value for key, value in content.items() if key != _MINDFORMERS_KEY}
+        rest = {key: value for key, value in content.items() if key != MINDFORMERS_KEY}
         return RunPlan(best, rest, path)
-    best = parse(BestConfig, content, source=str(path))
-    for name, value in best.knobs.items():
-        if name not in DERIVED:
-            canonical(name, value)
+    best = _checked(content, source=str(path))
     base: Any = {}
     if best.base_config is not None:
         source = path.parent / best.base_config
@@ -96,6 +96,16 @@ def read_best_config(path: Path) -> RunPlan:
     return RunPlan(best, base, path)
 
 
+def _checked(content: object, *, source: str) -> BestConfig:
+    best = parse(BestConfig, content, source=source)
+    for name, value in best.knobs.items():
+        if name not in DERIVED:
+            canonical(name, value)
+    check_launcher(best.launcher)
+    check_policies(best.policies)
+    return best
+
+
 def run_best_config(best: Path, out: Path, mode: Literal["observe", "act"] = "act") -> int:
     """Run the program of a best config under its policies until it ends.
 
@@ -111,7 +121,8 @@ def run_best_config(best: Path, out: Path, mode: Literal["observe", "act"] = "ac
         0 done, 1 stopped by a policy, 3 failed.
 
     Raises:
-        ConfigError: if the config or the folder cannot be used; nothing is left behind.
+        ConfigError, PolicyError, SearchError: if the config or the folder cannot be used; nothing
+            is left behind.
     """
     plan = read_best_config(best)
     out = out.resolve()
@@ -217,7 +228,9 @@ def _conclude(out: Path, report: LaunchReport) -> int:
         None,
     )
     how = supervised.error or f"{name} ended with code {code}"
-    outcome = "interrupted" if supervised.ended_by == "terminated" else "crash"
+    outcome: Literal["crash", "interrupted"] = (
+        "interrupted" if supervised.ended_by == "terminated" else "crash"
+    )
     message = f"{cause} ({how})" if cause else how
     if result is None:
         _write_result(out, outcome, supervised.wall_s, message)

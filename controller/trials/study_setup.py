@@ -12,9 +12,8 @@ from mindtune.controller.contract import StudyFile, read_document, read_yaml
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.metrics.peaks import peak_flops
 from mindtune.controller.trials.commands import resolve_command
+from mindtune.controller.trials.preflight import check_launcher, check_policies
 from mindtune.controller.trials.trial_config import TrialConfig
-from mindtune.policies.engine import build_engine
-from mindtune.policies.settings import PolicySettings
 from mindtune.search.facts import Cluster, Limits, StudyFacts, Training
 from mindtune.search.knobs import Config, KnobValue
 from mindtune.search.model_shape import ModelShape
@@ -78,20 +77,13 @@ def load_study(path: Path) -> StudySetup:
     space = _space(study, folder, study_facts(study, known), base)
     setup = StudySetup(path, study, config, base, space)
     setup.trial_command(folder / "config.yaml")
-    if study.trial.launcher == "slurm":
-        raise ConfigError(
-            "trial.launcher must be none or msrun, but got slurm; use none with a command that "
-            "calls srun itself."
-        )
+    check_launcher(study.trial.launcher)
     checkpoint = study.trial.load_checkpoint
     if checkpoint is not None and not (folder / checkpoint).exists():
         raise ConfigError(
             f"trial.load_checkpoint must exist, but there is no {folder / checkpoint}."
         )
-    settings = {
-        name: PolicySettings(**section.model_dump()) for name, section in study.policies.items()
-    }
-    build_engine(settings, mode="observe")
+    check_policies(study.policies)
     _check_spellings(setup)
     return setup
 

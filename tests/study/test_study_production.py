@@ -16,6 +16,8 @@ from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.export import export
 from mindtune.controller.trials.production import read_best_config, run_best_config
 from mindtune.controller.trials.study_runner import run_study
+from mindtune.policies.errors import PolicyError
+from mindtune.search.errors import SearchError
 
 RUN = """
 import sys
@@ -234,12 +236,15 @@ def test_mindformers_file_is_its_own_merged_config(project):
         ({"base_config": "gone.yaml"}, "gone.yaml must exist"),
         ({"command": ["python", "gone.py"]}, "gone.py"),
         ({"schema": 9}, "schema"),
+        ({"launcher": "slurm"}, "launcher must be none or msrun"),
+        ({"policies": {"gradient_nrom": {}}}, "gradient_nrom"),
+        ({"knobs": {"micro_batch_size": 0}}, "micro_batch_size"),
     ],
 )
 def test_wrong_best_config_is_refused_with_nothing_written(project, change, message):
     best = yaml.safe_load((project.out / "best_config.yaml").read_text())
     path = project.out / "wrong.yaml"
     path.write_text(yaml.safe_dump({**best, **change}))
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, PolicyError, SearchError), match=message):
         run_best_config(path, project.folder / "run")
     assert not (project.folder / "run").exists()
