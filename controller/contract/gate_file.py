@@ -24,7 +24,7 @@ class GateRule(ContractModel):
     """non_finite_share: share of the steps at which the signal is NaN or infinite; the others make
     a rule fail where the value itself is non-finite."""
     last_steps: int | None = Field(default=None, ge=1)
-    """Look at this many last training steps; null: all."""
+    """Look at this many last steps; null: all. Of signals of time, steps that only trained."""
     min: Number | None = None
     max: Number | None = None
     required: bool = False

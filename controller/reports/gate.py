@@ -15,6 +15,10 @@ from mindtune.policies.signals import Observation
 
 __all__ = ["DEFAULT_RULES", "judge_run", "to_junit"]
 
+_TIMED = frozenset({"step_time_s", "data_time_s", "tokens_per_s", "mfu", "device_utilization"})
+"""Signals of the time that a step took, which is no step's own where it held a compile, an
+evaluation or a save; any other signal of such a step counts."""
+
 DEFAULT_RULES = (
     GateRule(
         name="grad_norm_of_the_last_100_steps", signal="grad_norm", statistic="max",
@@ -44,13 +48,15 @@ def judge_run(folder: Path, rules_file: Path | None = None) -> GateOutput:
     rules: Sequence[GateRule] = DEFAULT_RULES
     if rules_file is not None:
         rules = read_document(GateFile, rules_file).rules
-    rows = read_signals(RunFolder(folder).signals)
-    trained = [r.observation for r in rows if r.observation.phase in (None, "train", "compile")]
-    checks = [_check(rule, trained) for rule in rules]
+    steps = [row.observation for row in read_signals(RunFolder(folder).signals)]
+    checks = [_check(rule, steps) for rule in rules]
     return GateOutput(passed=all(check.ok is not False for check in checks), checks=checks)
 
 
-def _check(rule: GateRule, trained: Sequence[Observation]) -> GateCheck:
+def _check(rule: GateRule, steps: Sequence[Observation]) -> GateCheck:
+    trained = steps
+    if rule.signal in _TIMED:
+        trained = [step for step in steps if step.phase in (None, "train")]
     looked_at = trained if rule.last_steps is None else trained[-rule.last_steps :]
     values = [float(v) for o in looked_at if (v := getattr(o, rule.signal)) is not None]
     limit = rule.max if rule.max is not None else rule.min

@@ -45,6 +45,21 @@ def test_a_norm_before_the_last_100_steps_is_forgiven(tmp_path):
     assert judge_run(run).passed
 
 
+def test_a_step_that_held_a_save_counts_but_not_its_time(tmp_path):
+    writer = SignalWriter(tmp_path / "signals.csv")
+    writer.write(Observation(step=1, loss=2.0, step_time_s=90.0, phase="compile"))
+    writer.write(Observation(step=2, loss=2.0, step_time_s=1.0, phase="train"))
+    writer.write(Observation(step=3, loss=math.nan, step_time_s=60.0, phase="save"))
+    writer.close()
+    rules = tmp_path / "gate.yaml"
+    rules.write_text(
+        "schema: 1\nrules:\n"
+        "- {name: finite, signal: loss, statistic: non_finite_share, max: 0}\n"
+        "- {name: slow, signal: step_time_s, statistic: max, max: 2}\n"
+    )
+    assert [check.ok for check in judge_run(tmp_path, rules).checks] == [False, True]
+
+
 def test_own_rules_and_junit(tmp_path):
     run = write(tmp_path / "run", [4.0, math.nan, 2.0])
     rules = tmp_path / "gate.yaml"
