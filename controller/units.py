@@ -19,7 +19,8 @@ __all__ = ["Duration", "Rate", "Size", "format_duration", "format_size", "parse_
 _NUMBER = r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)"
 _PREFIXES = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE = re.compile(_NUMBER + r"\s*([KMGT]?)(i?)B?", re.IGNORECASE)
-_RATE = re.compile(_NUMBER + r"\s*([KMGT]?)B/s", re.IGNORECASE)
+# A small b would be bits, an eighth of it.
+_RATE = re.compile(_NUMBER + r"\s*([KMGTkmgt]?)B/s")
 _DURATION = re.compile(_NUMBER + r"\s*(ms|s|sec|min|m|h|d)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -33,13 +34,23 @@ def _plain(value: object, what: str, example: str) -> float | str:
         return text
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"must be {what} such as {example}, but got {value!r}")  # noqa: TRY004
-    return _checked(float(value), value, what, example)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number beyond all floats
+        number = math.inf
+    return _checked(number, value, what, example)
 
 
 def _checked(number: float, value: object, what: str, example: str) -> float:
     if not math.isfinite(number) or number <= 0:
         raise ValueError(f"must be a positive {what} such as {example}, but got {value!r}")
     return number
+
+
+def _whole_bytes(number: float, value: object, what: str, example: str) -> int:
+    if number < 1:
+        raise ValueError(f"must be at least 1 byte, a {what} such as {example}, but got {value!r}")
+    return int(number)
 
 
 def parse_size(value: object) -> int:
@@ -51,12 +62,12 @@ def parse_size(value: object) -> int:
     what, example = "size", "58.5GB"
     plain = _plain(value, what, example)
     if isinstance(plain, float):
-        return int(plain)
+        return _whole_bytes(plain, value, what, example)
     match = _SIZE.fullmatch(plain)
     if match is None:
         raise ValueError(f"must be a size such as {example}, but got {value!r}")
     number = float(match[1]) * 1024.0 ** _PREFIXES[match[2].upper()]
-    return int(_checked(number, value, what, example))
+    return _whole_bytes(_checked(number, value, what, example), value, what, example)
 
 
 def parse_rate(value: object) -> float:

@@ -105,8 +105,8 @@ def _text(value: object) -> KnobValue:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError("must be a text or a number")  # noqa: TRY004 - one error class
     text = str(value)
-    if "\0" in text or not text.isprintable():
-        raise ValueError("must be a text without control characters")
+    if re.search("[\0\ud800-\udfff]", text):
+        raise ValueError("must be a text without NUL and halves of characters")
     return text
 
 

@@ -37,6 +37,9 @@ def _write_number(value: float) -> float | str:
     return value
 
 
+_LINE_CHARS = 600
+"""Longest line of a refusal: a user's value may be of any length."""
+
 Number = Annotated[
     float,
     BeforeValidator(_read_number),
@@ -122,10 +125,14 @@ def _line(detail: ErrorDetails, model: type[BaseModel]) -> str:
         return f"unknown key {path[-1]!r} at {at}; allowed: {', '.join(allowed)}"
     if detail["type"] == "missing":
         return f"{where} is required"
-    message = detail["msg"].removeprefix("Value error, ")
+    message = detail["msg"].removeprefix("Value error, ").rstrip(".")
     if "but got" in message:
-        return f"{where} {message}"
-    return f"{where}: {message}, but got {detail['input']!r}"
+        return _cut(f"{where} {message}")
+    return _cut(f"{where}: {message}, but got {detail['input']!r}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LINE_CHARS else text[: _LINE_CHARS - 3] + "..."
 
 
 def _is_branch(part: int | str) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,19 +31,86 @@ def read_document(model: type[ModelT], path: Path) -> ModelT:
     return parse(model, content, source=str(path))
 
 
-def read_yaml(path: Path) -> Any:
+class _Loader(yaml.SafeLoader):
+    """`safe_load` that refuses a node which contains itself."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._open_anchors: list[Any] = []
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuse an alias of a node that is still open."""
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            if event.anchor in self._open_anchors:
+                raise yaml.composer.ComposerError(
+                    problem=f"*{event.anchor} stands inside itself",
+                    problem_mark=event.start_mark,
+                )
+        return super().compose_node(parent, index)
+
+    def compose_sequence_node(self, anchor: Any) -> yaml.SequenceNode:
+        """Compose a list, open meanwhile."""
+        with self._opened(anchor):
+            return super().compose_sequence_node(anchor)
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Compose a mapping, open meanwhile."""
+        with self._opened(anchor):
+            return super().compose_mapping_node(anchor)
+
+    @contextlib.contextmanager
+    def _opened(self, anchor: Any) -> Iterator[None]:
+        if anchor is None:
+            yield
+            return
+        self._open_anchors.append(anchor)
+        yield
+        self._open_anchors.pop()
+
+
+class _UniqueKeyLoader(_Loader):
+    """Refuses also a key that stands twice, where YAML lets the last one win."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Check the keys as they were written, before `<<` merges others into them."""
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if (key.tag, key.value) in seen:
+                raise yaml.composer.ComposerError(
+                    problem=f"the key {key.value!r} stands twice in one mapping",
+                    problem_mark=key.start_mark,
+                )
+            seen.add((key.tag, key.value))
+        return node
+
+
+def read_yaml(path: Path, *, repeated_keys: bool = False) -> Any:
     """Return the content of a YAML file.
+
+    Args:
+        path: the file.
+        repeated_keys: let the last of several equal keys win, as other programs do; otherwise
+            they are refused.
 
     Raises:
         ConfigError: if it is missing, not text or not YAML.
     """
+    loader = _Loader if repeated_keys else _UniqueKeyLoader
     try:
-        return yaml.safe_load(_text(path))
+        return yaml.load(_text(path), Loader=loader)  # noqa: S506 - both are safe loaders
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigError(f"{path}{where} must be YAML, but: {problem}.") from None
+    except ValueError as error:  # a date that does not exist, an endless number
+        raise ConfigError(f"{path} must be YAML, but: {error}.") from None
+    except RecursionError:
+        raise ConfigError(f"{path} must be YAML, but: it is nested too deeply.") from None
 
 
 def read_json(path: Path) -> Any:
@@ -54,6 +123,10 @@ def read_json(path: Path) -> Any:
         return json.loads(_text(path))
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}, line {error.lineno} must be JSON, but: {error.msg}.") from None
+    except ValueError as error:  # an endless number
+        raise ConfigError(f"{path} must be JSON, but: {error}.") from None
+    except RecursionError:
+        raise ConfigError(f"{path} must be JSON, but: it is nested too deeply.") from None
 
 
 def _text(path: Path) -> str:
@@ -67,6 +140,8 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path} must be text in UTF-8, but it is not.") from None
     except OSError as error:
         raise ConfigError(f"{path} must be readable, but: {error.strerror}.") from None
+    except ValueError as error:  # NUL in the name
+        raise ConfigError(f"{str(path)!r} must be the name of a file, but: {error}.") from None
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -25,18 +26,21 @@ __all__ = [
     "TrialSection",
 ]
 
-Positive = Field(gt=0)
+_LARGEST = 2**53
+"""Whole numbers up to here are floats without loss."""
+_MAX_DEVICES = 1_000_000
+Positive = Field(gt=0, le=_LARGEST)
 
 
 class StudySection(ContractModel):
     """The study itself."""
 
-    name: str = Field(min_length=1, pattern=r"^[\w.\-]+$")
+    name: str = Field(min_length=1, max_length=100, pattern=r"^[\w.\-]+$")
     """Name of the Optuna study: letters, digits, `_`, `-`, `.`."""
-    trials: int = Field(default=15, ge=1)
+    trials: int = Field(default=15, ge=1, le=_LARGEST)
     """Configs to try, the base config included."""
-    seed: int = Field(default=0, ge=0)
-    """Seed of the sampler and of every trial."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Seed of the sampler and of every trial; small enough for every library's generator."""
     time_budget: Duration | None = None
     """Start no further trial after this long; null: no limit."""
     storage: str | None = None
@@ -52,13 +56,13 @@ class TrialSection(ContractModel):
     """none: the command starts its own ranks; otherwise the launcher is put in front."""
     base_config: str | None = None
     """The user's own config (YAML), relative to the study file; never edited."""
-    warmup_steps: int = Field(default=5, ge=0)
+    warmup_steps: int = Field(default=5, ge=0, le=_LARGEST)
     """First steps that are not measured."""
-    measure_steps: int = Field(default=30, ge=1)
+    measure_steps: int = Field(default=30, ge=1, le=_LARGEST)
     """Steps that are measured after the warm-up."""
-    confirm_steps: int = Field(default=200, ge=1)
+    confirm_steps: int = Field(default=200, ge=1, le=_LARGEST)
     """Steps of the leaders' confirmation from sample 0."""
-    repeats: int = Field(default=3, ge=1)
+    repeats: int = Field(default=3, ge=1, le=_LARGEST)
     """Times that each leader is measured."""
     startup_deadline: Duration = 1800.0
     """Longest time until the first step is done, compilation included."""
@@ -72,6 +76,10 @@ class TrialSection(ContractModel):
     def _has_program(cls, value: list[str]) -> list[str]:
         if not value[0].strip():
             raise ValueError(f"must start with a program, but got {value!r}")
+        if any(re.search("[\0\ud800-\udfff]", word) for word in value):
+            raise ValueError(
+                f"must hold words without NUL and halves of characters, but got {value!r}"
+            )
         return value
 
 
@@ -81,7 +89,7 @@ class ModelSection(ContractModel):
     num_layers: int = Positive
     hidden_size: int = Positive
     num_heads: int = Positive
-    num_kv_heads: int | None = Field(default=None, gt=0)
+    num_kv_heads: int | None = Field(default=None, gt=0, le=_LARGEST)
     """Null: as many as heads."""
     intermediate_size: int = Positive
     gated_mlp: bool = False
@@ -91,9 +99,9 @@ class ModelSection(ContractModel):
     tie_embeddings: bool = False
     """The output layer shares the embedding's matrix."""
     flash_attention: bool = False
-    num_experts: int | None = Field(default=None, gt=0)
-    experts_per_token: int | None = Field(default=None, gt=0)
-    moe_intermediate_size: int | None = Field(default=None, gt=0)
+    num_experts: int | None = Field(default=None, gt=0, le=_LARGEST)
+    experts_per_token: int | None = Field(default=None, gt=0, le=_LARGEST)
+    moe_intermediate_size: int | None = Field(default=None, gt=0, le=_LARGEST)
 
     @model_validator(mode="after")
     def _whole_heads(self) -> ModelSection:
@@ -119,8 +127,8 @@ class ModelSection(ContractModel):
 class ClusterSection(ContractModel):
     """The machine."""
 
-    num_devices: int = Positive
-    devices_per_node: int | None = Field(default=None, gt=0)
+    num_devices: int = Field(gt=0, le=_MAX_DEVICES)
+    devices_per_node: int | None = Field(default=None, gt=0, le=_MAX_DEVICES)
     """Null: all devices are in one node."""
     device: str = "cpu"
     """Device name, as in the table of peaks; `cpu` for the host."""
@@ -187,8 +195,8 @@ class ConstraintsSection(ContractModel):
 class ScoreSection(ContractModel):
     """Exponents of the value mfu^a x stability^b."""
 
-    mfu: float = Field(default=1.0, ge=0)
-    stability: float = Field(default=1.0, ge=0)
+    mfu: float = Field(default=1.0, ge=0, le=100)
+    stability: float = Field(default=1.0, ge=0, le=100)
 
 
 class PolicySection(ContractModel):

@@ -14,7 +14,7 @@ from mindtune.controller.contract import ENV_CONFIG, ENV_MODE, ENV_RUN_DIR, ENV_
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.memory_log import log_environment
 
-__all__ = ["CONFIG_PLACEHOLDER", "free_port", "msrun_command", "resolve_command",
+__all__ = ["CONFIG_PLACEHOLDER", "free_port", "msrun_command", "names_file", "resolve_command",
            "trial_environment"]  # fmt: skip
 
 CONFIG_PLACEHOLDER = "{config}"
@@ -22,6 +22,16 @@ _INTERPRETER = "python"
 _TOLD = (ENV_TRIAL_DIR, ENV_RUN_DIR, ENV_CONFIG, ENV_MODE)
 _PORTS = range(20000, 32000)
 """Below Linux's ephemeral ports (32768 up), where an outgoing connection may sit."""
+
+
+def names_file(word: str, folder: Path) -> bool:
+    """Tell whether a word of a command names a file in `folder`."""
+    if not word or word.startswith("-"):
+        return False
+    try:
+        return (folder / word).is_file()
+    except OSError:  # such as a text that is too long for a name
+        return False
 
 
 def resolve_command(command: Sequence[str], *, config: Path, base_dir: Path) -> list[str]:
@@ -41,11 +51,10 @@ def resolve_command(command: Sequence[str], *, config: Path, base_dir: Path) -> 
     """
     resolved = []
     for word in command:
-        path = base_dir / word
         if CONFIG_PLACEHOLDER in word:
             resolved.append(word.replace(CONFIG_PLACEHOLDER, str(config.resolve())))
-        elif word and not word.startswith("-") and path.is_file():
-            resolved.append(str(path.resolve()))
+        elif names_file(word, base_dir):
+            resolved.append(str((base_dir / word).resolve()))
         else:
             resolved.append(word)
     if command[0] == _INTERPRETER:

@@ -63,7 +63,7 @@ def dotted_keys(tree: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _child(node: Any, part: str, *, key: str, tree: Any, source: str) -> Any:
-    if isinstance(node, list) and part.isdigit() and int(part) < len(node):
+    if isinstance(node, list) and part.isascii() and part.isdigit() and int(part) < len(node):
         return node[int(part)]
     if isinstance(node, dict):
         spelling = _spelling(node, part)

@@ -124,7 +124,7 @@ def _base_config(folder: StudyFolder, study: StudyFile) -> str | None:
     if name is None:
         return None
     own = folder.root / name
-    if own.is_file() and read_yaml(own) == read_yaml(folder.base_config):
+    if own.is_file() and read_yaml(own, repeated_keys=True) == read_yaml(folder.base_config):
         return name
     return folder.base_config.name
 

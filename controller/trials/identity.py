@@ -10,8 +10,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mindtune.controller.contract import Document, TrialPlan, read_document, write_json
+from mindtune.controller.contract import (
+    Document,
+    TrialPlan,
+    dump_yaml,
+    read_document,
+    write_json,
+)
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.commands import names_file
 from mindtune.controller.trials.study_folder import StudyFolder
 from mindtune.controller.trials.study_setup import StudySetup
 from mindtune.search.knobs import KnobValue
@@ -48,7 +55,7 @@ def study_identity(setup: StudySetup) -> Identity:
         "trial.command": [trial.command, trial.launcher],
         "trial.warmup_steps and measure_steps": steps,
         "trial.load_checkpoint": trial.load_checkpoint,
-        "the base config": setup.config.base,
+        "the base config": dump_yaml(setup.config.base),
         "model": study.model and study.model.to_plain(),
         "cluster": study.cluster.to_plain(),
         "training": study.training.to_plain(),
@@ -95,7 +102,11 @@ def _hash(content: Any) -> str:
 def _code(setup: StudySetup) -> dict[str, str]:
     """Return file -> hash of the scripts that the command names, or of its module's package."""
     words = setup.study.trial.command
-    files = [setup.folder / word for word in words if word.endswith((".py", ".sh"))]
+    files = [
+        setup.folder / word
+        for word in words
+        if word.endswith((".py", ".sh")) and names_file(word, setup.folder)
+    ]
     if "-m" in words[:-1]:
         files += _module_files(words, words.index("-m") + 1)
     return {

@@ -7,13 +7,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindtune.controller.contract import TrialPlan, TrialRecord, TrialResult, read_document
+from mindtune.controller.contract import (
+    ENV_TRIAL_DIR,
+    TrialPlan,
+    TrialRecord,
+    TrialResult,
+    read_document,
+)
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.early_stop import Bar, ProgressReader, hopeless
 from mindtune.controller.trials.identity import Identity, measurement_hash
 from mindtune.controller.trials.launcher import launch
 from mindtune.controller.trials.measured import measured_trial
 from mindtune.controller.trials.outcome import TrialOutcome, record_outcome
+from mindtune.controller.trials.process_tree import end_processes, marked
 from mindtune.controller.trials.study_folder import StudyFolder
 from mindtune.controller.trials.study_setup import StudySetup
 from mindtune.controller.trials.trial_config import num_ranks
@@ -23,6 +30,7 @@ from mindtune.search.scoring import MeasuredTrial
 __all__ = ["Launch", "Measurer"]
 
 _TELL_EVERY_S = 1.0
+_LEFTOVER_GRACE_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +121,13 @@ class Measurer:
             ConfigError: if the folder cannot be written or the launcher cannot be used.
         """
         knobs = self.setup.knobs(config)
-        # What a killed search left half written is no measurement, and may help to find out why.
-        self.folder.set_aside(plan.number, plan.repeat)
         folder = self.folder.trial_dir(plan.number, plan.repeat)
+        # What a killed search left half written is no measurement, and may help to find out why.
+        # Its processes may be about to end only now; nothing of theirs is to come in here.
+        end_processes(
+            lambda: marked(f"{ENV_TRIAL_DIR}={folder.resolve()}"), grace_s=_LEFTOVER_GRACE_S
+        )
+        self.folder.set_aside(plan.number, plan.repeat)
         trial = self.setup.study.trial
         config_file = self.setup.config.write(folder, knobs, plan)
         report = launch(

@@ -78,7 +78,7 @@ def read_best_config(path: Path) -> RunPlan:
     base: Any = {}
     if best.base_config is not None:
         source = path.parent / best.base_config
-        base = read_yaml(source)
+        base = read_yaml(source, repeated_keys=True)
         if base is None:
             base = {}
         if not isinstance(base, dict):
@@ -163,7 +163,7 @@ def _claim(out: Path, plan: RunPlan, mode: str) -> None:
     Raises:
         ConfigError: if something else is in it, the run has finished, or it is not writable.
     """
-    content = json.dumps([plan.config, plan.best.to_plain()], sort_keys=True, default=str)
+    content = dump_yaml([plan.config, plan.best.to_plain()])
     identity = {"schema": 1, "config_hash": hashlib.sha256(content.encode()).hexdigest()}
     state = out / _STATE
     try:

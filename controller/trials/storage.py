@@ -70,8 +70,9 @@ def storage_address(setting: str | None, folder: Path) -> StorageAddress:
     from sqlalchemy.exc import ArgumentError  # noqa: PLC0415 - as above
 
     try:
-        parsed = make_url(url)
-    except ArgumentError:
+        # No path and no host has a NUL in it, which make_url lets pass.
+        parsed = make_url("" if "\0" in url else url)
+    except (ArgumentError, ValueError):  # the second for a port that is no number
         shown = setting if setting.startswith(_ENV) else "a text without a scheme"
         raise ConfigError(
             "study.storage must be null, a database URL such as "

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.commands import names_file
 
 __all__ = ["StudyFolder", "relocated", "relocated_command"]
 
@@ -166,8 +167,5 @@ def relocated(path: str, *, old: Path, new: Path) -> str:
 def relocated_command(command: list[str], *, old: Path, new: Path) -> list[str]:
     """Return a command whose words that name files in `old` name them from `new`."""
     return [
-        relocated(word, old=old, new=new)
-        if word and not word.startswith("-") and (old / word).is_file()
-        else word
-        for word in command
+        relocated(word, old=old, new=new) if names_file(word, old) else word for word in command
     ]

@@ -82,7 +82,7 @@ class TrialConfig:
                 not exist in it.
         """
         name = study.trial.base_config
-        base = {} if name is None else read_yaml(base_dir / name)
+        base = {} if name is None else read_yaml(base_dir / name, repeated_keys=True)
         if base is None:
             base = {}
         if not isinstance(base, dict):
@@ -92,6 +92,13 @@ class TrialConfig:
             )
         config = cls(study, base_dir, base)
         trial = copy.deepcopy(base)
+        for key in study.overrides:
+            parent = next((k for k in study.overrides if key.startswith(f"{k}.")), None)
+            if parent is not None:
+                raise ConfigError(
+                    f"the keys of `overrides` must lie beside each other, but {key!r} lies inside "
+                    f"{parent!r}; keep one of them."
+                )
         for key, target in config._targets():
             set_key(trial, key, None, source=config.source, create=target.create)
         return config

@@ -110,6 +110,14 @@ def study_with(**changes):
         ({"overrides": {"a.b": "nonsense"}}, "knob names must be one of"),
         ({"policies": {"x": {"mode": "on"}}}, "policies.x.mode: Input should be 'observe'"),
         ({"trial__command": []}, "trial.command"),
+        ({"trial__command": ["echo", "a\0b"]}, "must hold words without NUL"),
+        ({"study__seed": 10**40}, "study.seed: Input should be less than 2147483648"),
+        ({"cluster__num_devices": 10**18}, "less than or equal to 1000000"),
+        ({"training__global_batch_size": 2**4000}, "less than or equal to"),
+        ({"cluster__device_memory": "0.1"}, "must be at least 1 byte, a size"),
+        ({"score": {"mfu": float("inf")}}, "less than or equal to 100"),
+        ({"space": {"recompute": ["interval:inf"]}}, "must be interval:K with a whole number K"),
+        ({"space": {"env.X": ["a\0b"]}}, "must be a text without NUL"),
     ],
 )  # fmt: skip
 def test_wrong_study_is_refused_with_rule_and_value(changes, message):
@@ -117,6 +125,7 @@ def test_wrong_study_is_refused_with_rule_and_value(changes, message):
         parse(StudyFile, study_with(**changes), source="study.yaml")
     assert message in str(refused.value)
     assert str(refused.value).startswith("study.yaml is not valid:")
+    assert len(str(refused.value)) < 1000
 
 
 def test_study_values_become_bytes_seconds_and_canonical_knobs():
@@ -203,7 +212,16 @@ def test_yaml_is_written_with_a_comment_and_reads_back(tmp_path):
         ("a.json", '{"a": ', "must be JSON"),
         ("a.yaml", b"\xff\xfe\x00x", "must be text in UTF-8"),
         ("a.yaml", "!!python/object/apply:os.system ['true']", "must be YAML"),
+        ("a.yaml", "a: 1\nb: {c: 1, c: 2}", "line 2 must be YAML, but: the key 'c' stands twice"),
+        ("a.yaml", "a: &x {b: *x}", "*x stands inside itself"),
+        ("a.yaml", "a: &x [*x]", "*x stands inside itself"),
+        ("a.yaml", "a: 2020-13-45", "month must be in 1..12"),
+        ("a.yaml", "a: " + "9" * 5000, "integer string conversion"),
+        ("a.yaml", "[" * 3000 + "]" * 3000, "nested too deeply"),
+        ("a.json", "9" * 5000, "integer string conversion"),
+        ("a.json", "[" * 100_000, "nested too deeply"),
     ],
+    ids=range(12),
 )
 def test_unreadable_files_are_refused(tmp_path, name, text, message):
     path = tmp_path / name
@@ -212,6 +230,21 @@ def test_unreadable_files_are_refused(tmp_path, name, text, message):
         read_document(StudyFile, path)
     assert message in str(refused.value)
     assert name in str(refused.value)
+
+
+def test_anchors_and_merges_are_read_and_repeated_keys_only_where_asked(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("a: &x {k: 1, l: 1}\nb: &y {<<: *x, k: 2}\nc: {<<: *y, k: 3}\nd: [*x, *x]\n")
+    first = {"k": 1, "l": 1}
+    merged = {"a": first, "b": {"k": 2, "l": 1}, "c": {"k": 3, "l": 1}, "d": [first, first]}
+    assert read_yaml(path) == merged
+    path.write_text("a: 1\na: 2\n")
+    assert read_yaml(path, repeated_keys=True) == {"a": 2}
+
+
+def test_a_name_of_a_file_with_nul_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="must be the name of a file"):
+        read_yaml(tmp_path / "a\0b")
 
 
 def test_a_missing_file_is_refused(tmp_path):

@@ -97,6 +97,13 @@ def test_key_that_the_base_config_lacks_is_refused_with_near_misses(tiny):
         ({"space": {"candidates": "gone.csv"}}, r"gone.csv must be a readable CSV"),
         ({"study": {"trails": 3}}, r"unknown key 'trails' at study; allowed: name, trials"),
         ({"trial": {"deadline": "10 parsecs"}}, r"must be a duration"),
+        ({"study": {"storage": "postgresql://u:secret@h:port/n"}}, r"study\.storage must be null"),
+        ({"study": {"storage": "sqlite:///a\0b.db"}}, r"study\.storage must be null"),
+        ({"overrides": {"a": {"knob": "recompute", "create": True},
+                        "a.b": {"knob": "micro_batch_size", "create": True}}},
+         r"must lie beside each other, but 'a\.b' lies inside 'a'"),
+        ({"overrides": {"list.\u00b2": "micro_batch_size"}, "base": {"list": [1, 2, 3]}},
+         r"must exist in"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_refused_with_nothing_written(tiny, sections, message):
@@ -144,6 +151,46 @@ def test_candidates_come_from_csv_and_yaml(tmp_path):
     listed.write_text("micro_batch_size: 1\n")
     with pytest.raises(ConfigError, match="must hold a list of configs"):
         read_candidates(listed)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "micro_batch_size,micro_batch_size\n1,2\n", "must name each knob once"),
+        ("a.yaml", "- {1: 2}\n", "must hold a list of configs"),
+        ("a.yaml", "- {}\n", "must hold a list of configs"),
+        ("a\0b.csv", None, "must be a readable CSV file"),
+    ],
+    ids=range(4),
+)
+def test_wrong_candidates_are_refused(tmp_path, name, text, message):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_candidates(tmp_path / name)
+
+
+def test_candidates_of_a_spreadsheet_are_read(tmp_path):
+    table = tmp_path / "layouts.csv"
+    table.write_bytes("\ufeffmicro_batch_size,recompute\r\n1,full\r\n".encode())
+    assert read_candidates(table) == [{"micro_batch_size": "1", "recompute": "full"}]
+
+
+def test_an_unusual_base_config_goes_through_a_whole_study(tiny):
+    tiny.write(
+        study={"trials": 1},
+        trial={
+            "repeats": 1,
+            "command": ["python", "tiny_trial.py", "x" * 5000, "--config", "{config}"],
+        },
+    )
+    base = tiny.folder / "base.yaml"
+    extra = "twice: 1\ntwice: 2\nday: 2020-01-01\n1: a\nnull: b\n? 2020-01-01\n: c\n"
+    base.write_text(base.read_text() + extra)
+    result = run_study(tiny.study_file, tiny.out)
+    assert result.best_config is not None
+    seen = yaml.safe_load((tiny.out / "trials/0000/repeat_0/config.yaml").read_text())
+    assert seen["twice"] == 2
 
 
 def test_paths_are_moved_with_the_file_that_names_them(tmp_path):

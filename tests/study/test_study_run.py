@@ -13,6 +13,7 @@ import yaml
 
 from mindtune.controller.errors import ConfigError, NothingFeasibleError
 from mindtune.controller.trials.export import export
+from mindtune.controller.trials.process_tree import marked
 from mindtune.controller.trials.progress import StudyEnded, StudyNote, StudyStarted, TrialEnded
 from mindtune.controller.trials.study_folder import StudyFolder
 from mindtune.controller.trials.study_runner import run_study
@@ -254,6 +255,22 @@ def test_base_that_crashes_once_is_measured_again(tiny):
     assert summary.trial(0).outcome == "ok"
     assert summary.trial(0).value == 1.0
     assert [line[0] for line in tiny.log() if line[1] == "0"] == ["0", "0", "1"]
+
+
+def test_processes_that_a_killed_search_left_end_before_their_trial_is_measured_again(tiny):
+    tiny.write(trial={"repeats": 1}, study={"trials": 1})
+    folder = tiny.out / "trials" / "0000" / "repeat_0"
+    folder.mkdir(parents=True)
+    left = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        env={**os.environ, "MINDTUNE_TRIAL_DIR": str(folder.resolve())},
+    )
+    try:
+        wait_for(lambda: marked(f"MINDTUNE_TRIAL_DIR={folder.resolve()}"), 20)
+        assert run_study(tiny.study_file, tiny.out).summary.winner == 0
+        assert left.wait(timeout=1) == -signal.SIGTERM
+    finally:
+        left.kill()
 
 
 def test_config_that_was_given_up_after_two_interruptions_stops_no_later_start(tiny):
