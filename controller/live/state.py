@@ -72,14 +72,16 @@ class ControllerState:
 
 
 def save_state(folder: Path, state: ControllerState) -> Path:
-    """Write a state into `folder`, atomically, and drop the oldest of many.
+    """Write a state into `folder`, atomically, and drop those that were written longest ago.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
     path = folder / f"controller_{state.step:09d}.json"
     write_atomic(path, json.dumps(state.to_dict(), allow_nan=False) + "\n")
-    for old in sorted(folder.glob("controller_*.json"))[:-_KEPT]:
+    # Not by step: after a return to an early checkpoint the newest states have the lowest ones.
+    saved = sorted(folder.glob("controller_*.json"), key=lambda file: file.stat().st_mtime_ns)
+    for old in saved[:-_KEPT]:
         old.unlink(missing_ok=True)
     return path
 

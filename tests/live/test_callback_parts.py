@@ -309,6 +309,14 @@ def test_the_newest_state_no_newer_than_the_weights_is_found(tmp_path):
     assert find_state(tmp_path / "none", updates=3) is None
 
 
+def test_a_return_to_an_early_checkpoint_keeps_the_states_that_follow(tmp_path):
+    for step in range(100, 125):
+        save_state(tmp_path, state(step, step))
+    save_state(tmp_path, state(50, 50))
+    assert find_state(tmp_path, updates=50) == state(50, 50)
+    assert len(list(tmp_path.iterdir())) == 20
+
+
 def test_only_the_newest_twenty_states_are_kept(tmp_path):
     for step in range(1, 31):
         save_state(tmp_path, state(step, step))
