@@ -47,7 +47,8 @@ def _ending(folder: Path) -> str:
 
     path = folder / RunResult.FILE
     result = parse(RunResult, read_json(path), source=str(path))
-    message = f": {result.message}" if result.message else ""
+    # The whole of it, often with a stack, stands in result.json.
+    message = f": {result.message.splitlines()[0]}" if result.message else ""
     return (
         f"{result.outcome} after {result.steps} steps, {result.actions} actions of policies"
         f"{message}; records in {folder}"

@@ -36,6 +36,8 @@ def search(
         result = run_study(study, folder, trials=trials, storage=storage, on_event=progress)
     console = console_out()
     console.print(f"report: {write_report(folder)}", soft_wrap=True)
-    if result.best_config is not None:
+    if result.best_config is None:
+        err().print(f"{result.summary.reason}; see the messages above", soft_wrap=True)
+    else:
         console.print(f"best config: {result.best_config}", soft_wrap=True)
     return result.exit_code

@@ -237,6 +237,14 @@ def test_search_exports_reports_and_goes_on(project, capsys):
     assert not (project / "c.yaml").exists()
 
 
+def test_a_search_in_which_nothing_ends_ok_says_so_and_exits_3(project, capsys):
+    (project / "train.py").write_text("raise RuntimeError('down')\n")
+    assert main(["search", str(project / "study.yaml"), "--out", str(project / "out")]) == 3
+    captured = capsys.readouterr()
+    assert captured.err.endswith("no config ended ok; see the messages above\n")
+    assert "best config" not in captured.out
+
+
 def test_a_corrupt_database_is_refused_and_kept(project, capsys):
     out = project / "out"
     assert main(["search", str(project / "study.yaml"), "--out", str(out)]) == 0
