@@ -271,9 +271,13 @@ def _memory(config: Config, cost: CostModel) -> str | None:
         return None
     share = cost.facts.limits.memory_utilization or 1.0
     return (
-        f"predicted memory = {predicted / 2**30:.1f} GiB must be at most memory_utilization x "
-        f"device_memory = {share:g} x {(cost.facts.cluster.device_memory or 0) / 2**30:.1f} GiB"
+        f"predicted memory = {_size(predicted)} must be at most memory_utilization x "
+        f"device_memory = {share:g} x {_size(cost.facts.cluster.device_memory or 0)}"
     )
+
+
+def _size(size_bytes: float) -> str:
+    return f"{size_bytes / 2**30:.1f}GB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f}MB"
 
 
 _BY_TENSOR = ("model_parallel",)

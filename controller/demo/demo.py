@@ -59,7 +59,7 @@ def run_demo(
     """
     emit = on_event or (lambda _event: None)
     project, study_dir = out / "project", out / "study"
-    for name in ("study.yaml", "base.yaml"):
+    for name in ("study.yaml", "base.yaml", "layouts.csv"):
         source = resources.files("mindtune.controller.demo").joinpath(name)
         write_atomic(project / name, source.read_text(encoding="utf-8"))
     study = run_study(project / "study.yaml", study_dir, trials=trials, on_event=on_event)
