@@ -131,7 +131,7 @@ CASES = [
     ("offload_needs_device", {"optimizer_offload": True}, {"cluster": {"device": "cpu"}},
      "memory is the host's", {"optimizer_offload": False}),
     ("memory", {"micro_batch_size": 64},
-     {"limits": {"memory_utilization": 0.5}}, r"GiB must be at most .* = 0\.5 x 32\.0 GiB",
+     {"limits": {"memory_utilization": 0.5}}, r"GB must be at most .* = 0\.5 x 32\.0GB",
      {"micro_batch_size": 1}),
 ]  # fmt: skip
 
