@@ -7,7 +7,6 @@ process of its own.
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import sqlite3
 from typing import Any
@@ -39,6 +38,7 @@ from mindtune.controller.metrics.calibrate import (
 )
 from mindtune.controller.metrics.links import LinkMeasurement, measure_links
 from mindtune.controller.metrics.peaks import PRECISIONS, look_up_peak
+from mindtune.controller.versions import installed_versions
 
 __all__ = ["collect_doctor"]
 
@@ -119,16 +119,7 @@ def _versions() -> dict[str, str | None]:
         "sqlite": sqlite3.sqlite_version,
         "platform": platform.platform(),
     }
-    for package in _PACKAGES:
-        versions[package] = _version(package)
-    return versions
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return {**versions, **dict.fromkeys(_PACKAGES), **installed_versions(_PACKAGES)}
 
 
 def _graph_compile(measured: HostMeasurement | str | None) -> Verdict:

@@ -6,7 +6,6 @@ Reads the study's own files only, so that it needs neither its database nor Mind
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 
 from mindtune.controller.contract import (
@@ -23,6 +22,7 @@ from mindtune.controller.trials.production import read_best_config
 from mindtune.controller.trials.study_folder import StudyFolder, relocated, relocated_command
 from mindtune.controller.trials.summary import StudySummary, TrialSummary, read_summary
 from mindtune.controller.trials.trial_config import TrialConfig
+from mindtune.controller.versions import installed_versions
 from mindtune.search.knobs import KnobValue
 
 __all__ = ["export"]
@@ -113,7 +113,7 @@ def _provenance(
         "repeats": repeats,
         "reason": summary.reason if chosen.number == summary.winner else "chosen by its number",
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": _versions(),
+        "versions": installed_versions(_PACKAGES),
     }
     return Provenance.model_validate(content)
 
@@ -142,8 +142,3 @@ def _check_batch(knobs: dict[str, KnobValue], global_batch_size: int) -> None:
             f"{' * '.join(factors)} must be global_batch_size = {global_batch_size}, but it is "
             f"{product}; the study file and its trials do not belong together."
         )
-
-
-def _versions() -> dict[str, str]:
-    installed = {name: list(metadata.distributions(name=name)) for name in _PACKAGES}
-    return {name: found[0].version for name, found in installed.items() if found}

@@ -6,7 +6,6 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +20,7 @@ from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.commands import names_file
 from mindtune.controller.trials.study_folder import StudyFolder
 from mindtune.controller.trials.study_setup import StudySetup
+from mindtune.controller.versions import installed_versions
 from mindtune.search.knobs import KnobValue
 
 __all__ = ["Identity", "keep_identity", "measurement_hash", "study_identity"]
@@ -64,7 +64,7 @@ def study_identity(setup: StudySetup) -> Identity:
         "score": study.score.to_plain(),
         "overrides": study.to_plain()["overrides"],
         "the program's code": _code(setup),
-        "installed versions": _versions(),
+        "installed versions": installed_versions(_PACKAGES),
     }
     return Identity(parts={name: _hash(part) for name, part in parts.items()})
 
@@ -125,8 +125,3 @@ def _module_files(words: Sequence[str], index: int) -> list[Path]:
         return []
     origin = Path(spec.origin)
     return sorted(origin.parent.glob("*.py")) if spec.submodule_search_locations else [origin]
-
-
-def _versions() -> dict[str, str]:
-    found = {name: list(metadata.distributions(name=name)) for name in _PACKAGES}
-    return {name: entries[0].version for name, entries in found.items() if entries}
