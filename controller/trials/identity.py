@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
+import sys
 from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -108,7 +109,7 @@ def _code(setup: StudySetup) -> dict[str, str]:
         if word.endswith((".py", ".sh")) and names_file(word, setup.folder)
     ]
     if "-m" in words[:-1]:
-        files += _module_files(words, words.index("-m") + 1)
+        files += _module_files(words[words.index("-m") + 1])
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in files
@@ -116,12 +117,27 @@ def _code(setup: StudySetup) -> dict[str, str]:
     }
 
 
-def _module_files(words: Sequence[str], index: int) -> list[Path]:
-    try:
-        spec = importlib.util.find_spec(words[index])
-    except (ImportError, ValueError):
-        return []
+def _module_files(name: str) -> list[Path]:
+    spec = _find_spec(name)
     if spec is None or spec.origin is None:
         return []
     origin = Path(spec.origin)
     return sorted(origin.parent.glob("*.py")) if spec.submodule_search_locations else [origin]
+
+
+def _find_spec(name: str) -> ModuleSpec | None:
+    """Find a module as `importlib.util.find_spec` does, but import none of its parents.
+
+    They are the user's code: it may load a framework, or fail.
+    """
+    spec: ModuleSpec | None = None
+    path: Sequence[str] | None = None
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        full = ".".join(parts[:count])
+        found = (finder.find_spec(full, path) for finder in sys.meta_path)
+        spec = next((entry for entry in found if entry is not None), None)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations or ()
+    return spec

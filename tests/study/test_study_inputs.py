@@ -1,6 +1,7 @@
 """What a study is made of: base config, overrides, storages, and refusals before anything runs."""
 
 import sqlite3
+import sys
 
 import pytest
 import yaml
@@ -8,6 +9,7 @@ import yaml
 from mindtune.controller.contract import KnobsFile, TrialPlan, read_document, write_json
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.config_tree import get_key, set_key
+from mindtune.controller.trials.identity import study_identity
 from mindtune.controller.trials.peak import PeakFile, needs_measuring, resolve_peak
 from mindtune.controller.trials.storage import open_storage, storage_address
 from mindtune.controller.trials.study_folder import StudyFolder, relocated, relocated_command
@@ -382,3 +384,20 @@ def test_measuring_is_for_the_host_and_for_a_model_only(tiny):
     peak = resolved(tiny, cluster={"peak_flops": "measure", "device": "cpu"})
     assert peak.flops_per_device is None
     assert "without a model" in peak.source
+
+
+def test_code_of_a_module_counts_but_none_of_it_is_imported(tiny, monkeypatch):
+    package = tiny.folder / "users_package"
+    (package / "job").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('imported')\n")
+    for name in ("__init__", "__main__"):
+        (package / "job" / f"{name}.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(str(tiny.folder))
+    command = ["python", "-m", "users_package.job", "--config", "{config}"]
+    path = tiny.write(trial={"command": command})
+    part = "the program's code"
+    before = study_identity(load_study(path)).parts[part]
+    assert study_identity(load_study(path)).parts[part] == before
+    (package / "job" / "__main__.py").write_text("pass\n")
+    assert study_identity(load_study(path)).parts[part] != before
+    assert "users_package" not in sys.modules
