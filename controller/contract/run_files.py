@@ -106,7 +106,7 @@ class RunResult(Document):
     peak_memory_bytes: int | None = Field(default=None, ge=0)
     mfu: Number | None = None
     actions: int = Field(default=0, ge=0)
-    """Actions that were granted."""
+    """Actions that were granted and carried out; advice is not counted."""
     findings: dict[str, int] = Field(default_factory=dict)
     """Finding kind -> how often."""
     effective: dict[str, Any] = Field(default_factory=dict)

@@ -66,7 +66,7 @@ class LiveController:
         self.finding_counts: Counter[str] = Counter()
         """Incidents by kind of finding."""
         self.num_actions = 0
-        """Actions that were granted and carried out."""
+        """Actions that were granted and carried out; advice changes nothing and is not counted."""
         self.stop_diagnosis: str | None = None
         """Why a policy ends the run; None while none does."""
         self._incidents: dict[str, tuple[int, int]] = {}
@@ -163,6 +163,7 @@ class LiveController:
                     if name not in self._told:
                         self._told.add(name)
                         _LOGGER.warning("step %d: advice: %s", observation.step, message)
+                    continue
                 case Rewind():
                     refusals[action] = (
                         "this version cannot return to an earlier state; restart from a checkpoint"
