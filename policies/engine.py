@@ -24,14 +24,13 @@ from mindtune.policies.limits import KnobLimits
 from mindtune.policies.policy import Feedback, Policy
 from mindtune.policies.records import ActionRecord
 from mindtune.policies.settings import Mode, PolicySettings, build
-from mindtune.policies.signals import Observation
+from mindtune.policies.signals import Observation, comparable
 from mindtune.policies.state import STATE_SCHEMA, from_json, to_json
 from mindtune.policies.table import POLICIES
 
 __all__ = ["Engine", "EngineState", "Restored", "StepResult", "build_engine"]
 
 _DETECTORS = "detectors"
-_TRAIN = (None, "train")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,16 +130,13 @@ class Engine:
     def step(self, observation: Observation, state: EngineState) -> StepResult:
         """Return what this step's signals lead to.
 
-        Observations of other phases than training, and a step that was seen already, change
-        nothing. Where the step goes back, as after a rewind, the detectors start anew.
+        A step that was seen already changes nothing. Where the step goes back, as after a rewind,
+        the detectors start anew. In other phases than training the times are passed over.
         """
         last_step = state.arbiter.last_step
         if observation.step == last_step:
             return StepResult((), (), (), state)
-        if observation.phase not in _TRAIN:
-            # The step was seen, if not judged: it is none that is missing.
-            passed_over = replace(state.detectors, last_step=observation.step)
-            return StepResult((), (), (), replace(state, detectors=passed_over))
+        observation = comparable(observation)
         detector_state = state.detectors if observation.step > last_step else DetectorState()
         findings, detector_state = detectors.update(
             observation, detector_state, self.thresholds, self.prior

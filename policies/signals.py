@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
-__all__ = ["SIGNAL_NAMES", "Observation"]
+__all__ = ["SIGNAL_NAMES", "Observation", "comparable"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,8 @@ class Observation:
     wall_time_s: float | None = None
     """Seconds since the run started, at the end of this step."""
     phase: str | None = None
-    """What the interval was spent on: train, compile, eval or save. Only train is comparable."""
+    """What the interval was spent on besides training: train for nothing else, compile, eval or
+    save. Times are comparable in train alone."""
     run: int | None = None
     """Segment of the run: 0 at first, one more after each resume."""
     loss: float | None = None
@@ -77,3 +78,22 @@ class Observation:
 
 SIGNAL_NAMES: tuple[str, ...] = tuple(field.name for field in fields(Observation))
 """Columns of `signals.csv` in the order in which they are written."""
+
+
+def comparable(observation: Observation) -> Observation:
+    """Return the observation without what is not comparable with that of other steps.
+
+    The time of an interval that held a compilation, an evaluation or a save says nothing about a
+    step, and neither do the rates made of it. What the step itself reports holds in any phase: the
+    loss of a run's first step, which compiles, is the one that all later ones are judged by.
+    """
+    if observation.phase in (None, "train"):
+        return observation
+    return replace(
+        observation,
+        step_time_s=None,
+        data_time_s=None,
+        tokens_per_s=None,
+        mfu=None,
+        device_utilization=None,
+    )

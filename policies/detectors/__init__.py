@@ -19,11 +19,10 @@ from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.detectors.trend import TrendState, judge_trend
 from mindtune.policies.facts import GradNormPriorLike
 from mindtune.policies.findings import Finding, FindingKind, Severity
-from mindtune.policies.signals import Observation
+from mindtune.policies.signals import Observation, comparable
 
 __all__ = ["DetectorState", "DetectorThresholds", "update"]
 
-_TRAIN = (None, "train")
 _DEFAULT = DetectorThresholds()
 
 
@@ -52,7 +51,7 @@ def update(
 ) -> tuple[tuple[Finding, ...], DetectorState]:
     """Return what this step shows, and the next state.
 
-    Only training steps count: observations of compilation, evaluation and saving change nothing.
+    The times of steps that held a compilation, an evaluation or a save are passed over.
 
     Args:
         observation: The step.
@@ -60,8 +59,7 @@ def update(
         thresholds: When to report.
         prior: Gradient-norm statistics of earlier runs, until this run has its own.
     """
-    if observation.phase not in _TRAIN:
-        return (), state
+    observation = comparable(observation)
     findings, non_finite = judge_non_finite(observation, state.non_finite)
     found, overflow = judge_overflow(observation, state.overflow, thresholds)
     findings += found

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from mindtune.policies.decisions import NO_CHANGE
+from mindtune.policies.decisions import NO_CHANGE, SetLossScale
 from mindtune.policies.detectors import DetectorState, update
 from mindtune.policies.engine import build_engine
 from mindtune.policies.facts import RunFacts
@@ -112,13 +112,20 @@ def test_the_engine_leaves_a_calm_run_alone() -> None:
 
 
 @pytest.mark.parametrize("phase", ["compile", "eval", "save"])
-def test_other_phases_change_nothing(phase) -> None:
+def test_a_step_of_another_phase_counts_without_its_times(phase) -> None:
     engine = build_engine({}, mode="act")
     state = engine.init(REACH.facts)
-    result = engine.step(Observation(step=1, phase=phase, loss=math.nan), state)
-    assert (result.findings, result.grants, result.records) == ((), (), ())
-    # But that the step was seen: it is none that is hidden.
-    assert result.state == replace(state, detectors=DetectorState(last_step=1))
+    untimed = replace(calm(1), step_time_s=None, data_time_s=None, tokens_per_s=None, mfu=None,
+                      device_utilization=None)  # fmt: skip
+    assert engine.step(replace(calm(1), phase=phase), state) == engine.step(untimed, state)
+
+
+def test_an_overflow_in_the_step_that_compiles_lowers_the_scale() -> None:
+    engine = build_engine({}, mode="act")
+    facts = replace(REACH.facts, loss_scale_dynamic=True)
+    first = Observation(step=1, phase="compile", loss=5.5, overflow=1.0, loss_scale=2.0**24)
+    result = engine.step(first, engine.init(facts))
+    assert result.grants == (SetLossScale(2.0**23),)
 
 
 def test_a_step_that_was_seen_changes_nothing_and_one_before_it_starts_anew() -> None:

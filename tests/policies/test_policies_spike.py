@@ -128,12 +128,14 @@ def test_a_prior_stands_in_until_the_baseline_is_armed() -> None:
 
 
 @pytest.mark.parametrize("phase", ["compile", "eval", "save"])
-def test_other_phases_enter_no_statistic(phase) -> None:
+def test_times_of_other_phases_enter_no_statistic_but_losses_do(phase) -> None:
     state = DetectorState()
-    findings, after = update(
-        Observation(step=1, phase=phase, loss=math.nan, grad_norm=1e9, step_time_s=900.0), state
-    )
-    assert (findings, after) == ((), state)
+    signals = {"loss": 5.5, "grad_norm": 9.0}
+    times = {"step_time_s": 900.0, "data_time_s": 800.0, "device_utilization": 0.0, "mfu": 7.0}
+    found = update(Observation(step=1, phase=phase, **signals, **times), state)
+    assert found == update(Observation(step=1, phase="train", **signals), state)
+    findings, _ = update(Observation(step=1, phase=phase, loss=math.nan, grad_norm=1.0), state)
+    assert [finding.kind for finding in findings] == [FindingKind.NON_FINITE_LOSS]
 
 
 def test_thresholds_hold() -> None:
