@@ -22,7 +22,9 @@ __all__ = ["RowFacts", "measure_run", "steps_above"]
 _FINAL_SHARE = 0.1
 _ABOVE = 1.15
 """The explosion that the detectors know in the cold start; healthy runs of the workload rise by
-1.07 at most, taken as here over the median of three losses."""
+1.07 at most."""
+_LEAST_STEPS, _LEAST_TOKENS = 3, 6144
+"""Text over which a level of the loss is taken: three batches of the reference workload."""
 _ADVISE = "Advise"
 
 
@@ -52,7 +54,7 @@ def measure_run(folder: Path, facts: RowFacts) -> FaultRow:
     if not steps:
         raise ConfigError(f"{records.signals} must hold the steps of a run, but it holds none.")
     decisions = read_decisions(records.decisions)
-    above = steps_above([step.loss for step in steps])
+    above = steps_above([step.loss for step in steps], window=_window(steps))
     skipped = [bool(step.update_skipped) for step in steps]
     lost = [step for step, a, s in zip(steps, above, skipped, strict=True) if a or s]
     return FaultRow(
@@ -87,25 +89,35 @@ def measure_run(folder: Path, facts: RowFacts) -> FaultRow:
     )
 
 
-def steps_above(losses: Sequence[float | None]) -> list[bool]:
+def steps_above(losses: Sequence[float | None], *, window: int = 3) -> list[bool]:
     """Return per step whether training stood clearly above a loss that it had reached before.
 
-    The median of three losses, compared with its own minimum so far; a non-finite loss is above
-    anything.
+    The median of the newest losses is compared with its own minimum so far; a non-finite loss is
+    above anything.
+
+    Args:
+        losses: Loss of each step; None: not measured.
+        window: Losses that a median is taken of.
     """
     above: list[bool] = []
-    finite: list[float] = []
+    newest: list[float] = []
     lowest = math.inf
     for loss in losses:
         if loss is None or not math.isfinite(loss):
             above.append(loss is not None)
             continue
-        finite = [*finite, loss][-3:]
-        level = statistics.median(finite)
+        newest = [*newest, loss][-window:]
+        level = statistics.median(newest)
         above.append(level >= _ABOVE * lowest)
-        if len(finite) == 3:
+        if len(newest) == window:
             lowest = min(lowest, level)
     return above
+
+
+def _window(steps: Sequence[Observation]) -> int:
+    """Return how many steps it takes to see enough text: the loss of one line means little."""
+    tokens = steps[0].tokens or _LEAST_TOKENS
+    return max(_LEAST_STEPS, math.ceil(_LEAST_TOKENS / tokens))
 
 
 def _samples(step: Observation) -> int:
