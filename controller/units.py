@@ -114,6 +114,8 @@ def format_size(size_bytes: float) -> str:
 
 def format_duration(seconds: float) -> str:
     """Return a duration for reading, such as `2 min 05 s`."""
+    if not math.isfinite(seconds):
+        return str(seconds)
     # Bounds are those of the rounded numbers: never `1000 ms` or `60 s`.
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"

@@ -74,6 +74,10 @@ def main(arguments: Sequence[str]) -> int:
     except NothingFeasibleError as error:
         err().print(f"error: {error}", soft_wrap=True)
         return EXIT_FINDING
+    except OSError as error:  # a name that is too long, a disk that is full or read-only
+        where = "" if error.filename is None else f"{str(error.filename)[:200]!r}: "
+        err().print(f"error: {where}{error.strerror or error}.", soft_wrap=True)
+        return EXIT_WRONG_USE
     except Exception:  # noqa: BLE001 - a fault of ours: show it whole, with a code of its own
         traceback.print_exc()
         return EXIT_RUN_FAILED

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any, TextIO
 
 from pydantic import BaseModel
 from rich.console import Console
+from rich.text import Text
 
 __all__ = ["err", "out", "print_json"]
+
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Characters that steer a terminal or cannot be written; messages of other programs hold them."""
+
+
+class _Plain(Console):
+    """Spells control characters out."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text without control characters."""
+        return super().render_str(_CONTROL.sub(_spelled, text), **options)
+
+
+def _spelled(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
 
 
 def out() -> Console:
@@ -24,7 +42,7 @@ def err() -> Console:
 
 def _plain(stream: TextIO) -> Console:
     # Reasons and messages hold brackets and colons of the user's: none of them is markup.
-    return Console(file=stream, highlight=False, markup=False, emoji=False)
+    return _Plain(file=stream, highlight=False, markup=False, emoji=False)
 
 
 def print_json(document: BaseModel | dict[str, Any] | list[Any]) -> None:

@@ -158,7 +158,8 @@ def write_atomic(path: Path, text: str) -> None:
             f"the folder of {path} must be writable, but: {error.strerror}."
         ) from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        # Half of a character, as in a damaged name, is no reason to lose a whole document.
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -11,6 +11,8 @@ from mindtune.policies.signals import SIGNAL_NAMES
 
 __all__ = ["GateFile", "GateRule", "Statistic"]
 
+_NUMBERS = tuple(name for name in SIGNAL_NAMES if name != "phase")
+
 Statistic = Literal["max", "min", "mean", "median", "last", "non_finite_share"]
 
 
@@ -33,8 +35,8 @@ class GateRule(ContractModel):
     @field_validator("signal")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value not in SIGNAL_NAMES:
-            raise ValueError(f"must be one of {', '.join(SIGNAL_NAMES)}, but got {value!r}")
+        if value not in _NUMBERS:
+            raise ValueError(f"must be one of {', '.join(_NUMBERS)}, but got {value!r}")
         return value
 
     @model_validator(mode="after")

@@ -24,6 +24,8 @@ ALIASES: dict[str, tuple[str, float]] = {
 }
 """Column of other programs -> (our column, factor)."""
 
+_BYTE_ORDER_MARK = "\ufeff"
+"""What some programs put in front of UTF-8."""
 _TEXT = frozenset({"phase"})
 _WHOLE = frozenset({
     "step", "run", "global_batch_size", "micro_batch_size", "num_microbatches", "tokens",
@@ -62,7 +64,7 @@ def read_rows(lines: Iterable[str], *, source: str) -> Iterator[SignalRow]:
         ConfigError: if the header has no `step` column, or a whole line cannot be read.
     """
     iterator = iter(lines)
-    header = next(csv.reader([next(iterator, "")]), [])
+    header = _cells(next(iterator, "").removeprefix(_BYTE_ORDER_MARK), f"{source}, line 1")
     columns = [ALIASES.get(name.strip(), (name.strip(), 1.0)) for name in header]
     if "step" not in [name for name, _ in columns]:
         raise ConfigError(
@@ -70,7 +72,7 @@ def read_rows(lines: Iterable[str], *, source: str) -> Iterator[SignalRow]:
             f"{','.join(header) or 'an empty file'}."
         )
     for number, line in enumerate(iterator, start=2):
-        cells = next(csv.reader([line]), [])
+        cells = _cells(line, f"{source}, line {number}")
         if not cells:
             continue
         complete = line.endswith(("\n", "\r")) and len(cells) == len(columns)
@@ -80,6 +82,13 @@ def read_rows(lines: Iterable[str], *, source: str) -> Iterator[SignalRow]:
             yield _row(columns, cells)
         except ValueError as error:
             raise ConfigError(f"{source}, line {number}: {error}.") from None
+
+
+def _cells(line: str, source: str) -> list[str]:
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error as error:  # such as a cell of 200 KB
+        raise ConfigError(f"{source} must be CSV, but: {error}.") from None
 
 
 def _row(columns: Sequence[tuple[str, float]], cells: Sequence[str]) -> SignalRow:

@@ -92,6 +92,10 @@ def _canonical_knobs(value: object) -> object:
         raise ValueError(str(error)) from None
 
 
+_SHORTEST_S, _LONGEST_S = 1e-9, 1e9
+_LARGEST = 1e18
+"""Numbers of samples, tokens and bytes up to here leave room for products of them."""
+
 PerStep = Number | list[Number]
 """One value per measured step, or one value for all."""
 
@@ -104,9 +108,9 @@ class TrialResult(Document):
     outcome: WorkerOutcome
     step_time_s: float | list[float] | None = None
     """Seconds per optimizer step end to end with data wait, slowest rank, warm-up excluded."""
-    tokens_per_step: float | None = Field(default=None, gt=0)
+    tokens_per_step: float | None = Field(default=None, gt=0, le=_LARGEST)
     """Over all ranks."""
-    samples_per_step: float | None = Field(default=None, gt=0)
+    samples_per_step: float | None = Field(default=None, gt=0, le=_LARGEST)
     """Over all ranks."""
     peak_memory_bytes: int | None = Field(default=None, ge=0)
     """Of the worst rank."""
@@ -129,8 +133,11 @@ class TrialResult(Document):
             times = self.step_times()
             if not times:
                 raise ValueError("an ok result must carry step_time_s, but got none")
-            if not all(0 < time < float("inf") for time in times):
-                raise ValueError("step_time_s must be positive finite seconds")
+            if not all(_SHORTEST_S <= time <= _LONGEST_S for time in times):
+                raise ValueError(
+                    f"step_time_s must be positive finite seconds, {_SHORTEST_S:g} to "
+                    f"{_LONGEST_S:g}, but got {min(times):g} to {max(times):g}"
+                )
         return self
 
     def step_times(self) -> tuple[float, ...]:

@@ -86,4 +86,6 @@ def _record(line: str, *, source: str) -> DecisionRecord:
         content = json.loads(line)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{source} must be JSON, but: {error.msg}.") from None
+    except (ValueError, RecursionError) as error:  # an endless number, or brackets without end
+        raise ConfigError(f"{source} must be JSON, but: {error}.") from None
     return parse(DecisionRecord, content, source=source)

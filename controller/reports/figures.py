@@ -18,6 +18,8 @@ _LINE = "#1f5fa8"
 _GRANTED = "#c2410c"
 _OTHER = "#9ca3af"
 _BEST = "#15803d"
+_LARGEST = 1e100
+"""Beyond it, axes overflow: such values are marked like non-finite ones."""
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 # Text stays text (searchable, small); ids are hashed with a fixed salt, so equal data give equal
 # files.
@@ -86,7 +88,7 @@ def _draw(axis: Axes, panel: Panel) -> None:
     broken = [
         step
         for step, value in zip(panel.steps, panel.values, strict=True)
-        if value is not None and not math.isfinite(value)
+        if value is not None and not _is_shown(value)
     ]
     if broken:
         axis.plot(
@@ -98,7 +100,7 @@ def _draw(axis: Axes, panel: Panel) -> None:
             mark.step, color=_GRANTED if mark.granted else _OTHER, linewidth=0.9,
             linestyle="-" if mark.granted else ":", alpha=0.8,
         )  # fmt: skip
-    if panel.log and shown and min(shown) > 0 and max(shown) > 20 * min(shown):
+    if panel.log and shown and min(shown) > 1 / _LARGEST and max(shown) > 20 * min(shown):
         axis.set_yscale("log")
     axis.set_title(panel.title, loc="left", fontsize=9)
     axis.set_ylabel(panel.unit)
@@ -110,6 +112,8 @@ def scatter(points: Sequence[Point], *, x: str, y: str, title: str) -> str:
         figure = Figure(figsize=(6.2, 4.0), layout="constrained")
         axis = figure.subplots()
         for point in points:
+            if not (_is_shown(point.x) and _is_shown(point.y)):
+                continue
             axis.plot(point.x, point.y, "o", color=_colour(point), markersize=6)
             axis.annotate(
                 point.label, (point.x, point.y), xytext=(4, 4), textcoords="offset points",
@@ -127,8 +131,10 @@ def bars(points: Sequence[Point], *, y: str, title: str) -> str:
         figure = Figure(figsize=(max(4.5, 0.5 * len(points) + 1.5), 3.4), layout="constrained")
         axis = figure.subplots()
         for index, point in enumerate(points):
+            if not _is_shown(point.y):
+                continue
             axis.bar(index, point.y, color=_colour(point), width=0.7)
-            if point.interval is not None:
+            if point.interval is not None and all(map(_is_shown, point.interval)):
                 low, high = point.interval
                 axis.plot([index, index], [low, high], color="black", linewidth=1.2)
         axis.set_xticks(range(len(points)), [point.label for point in points], fontsize=8)
@@ -146,7 +152,11 @@ def _colour(point: Point) -> str:
 
 
 def _finite(value: float | None) -> float:
-    return value if value is not None and math.isfinite(value) else math.nan
+    return value if value is not None and _is_shown(value) else math.nan
+
+
+def _is_shown(value: float) -> bool:
+    return abs(value) <= _LARGEST
 
 
 def _svg(figure: Figure) -> str:

@@ -90,10 +90,16 @@ def _statistic(rule: GateRule, values: Sequence[float]) -> float:
     return _STATISTICS[rule.statistic](values)
 
 
+def _mean(values: Sequence[float]) -> float:
+    if not all(map(math.isfinite, values)):
+        return sum(values)  # infinite, or NaN where both signs occur
+    return math.fsum(value / len(values) for value in values)
+
+
 _STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
     "max": max,
     "min": min,
-    "mean": statistics.fmean,
+    "mean": _mean,
     "median": statistics.median,
 }
 

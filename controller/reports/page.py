@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -10,6 +11,10 @@ from importlib import resources
 from jinja2 import Environment
 
 __all__ = ["Column", "Page", "Section", "Table", "number", "render"]
+
+
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Characters that HTML forbids; they come with messages of other programs."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,10 @@ def render(page: Page) -> str:
     """Return the page as HTML that loads nothing from anywhere."""
     source = resources.files("mindtune.controller.reports").joinpath("page.html").read_text()
     template = Environment(autoescape=True, trim_blocks=True).from_string(source)
-    return template.render(
+    html = template.render(
         title=page.title, subtitle=page.subtitle, lead=page.lead, sections=page.sections
     )
+    return _CONTROL.sub("\ufffd", html)
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from mindtune.controller.contract import DecisionRecord, RunResult, SignalRow, parse, read_json
+from mindtune.controller.contract import (
+    DecisionRecord,
+    RunResult,
+    SignalRow,
+    TrialRecord,
+    parse,
+    read_document,
+    read_json,
+)
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.records import RunFolder, read_decisions, read_signals
 from mindtune.controller.reports.figures import Mark, Panel, time_series
@@ -48,7 +57,7 @@ def run_page(folder: Path) -> Page:
             f"{records.signals} must hold at least one step, but it has a header only."
         )
     decisions = read_decisions(records.decisions)
-    result = _result(records)
+    result = _ending(records)
     sections = [
         _summary(rows, decisions, result),
         _signals(rows, decisions),
@@ -62,14 +71,39 @@ def run_page(folder: Path) -> Page:
     )
 
 
-def _result(records: RunFolder) -> RunResult | None:
+@dataclass(frozen=True)
+class _Ending:
+    """How a run or a trial ended."""
+
+    outcome: str
+    message: str
+    wall_s: float
+    eval_loss: float | None
+    peak_memory_bytes: int | None
+    findings: Mapping[str, int]
+
+
+def _ending(records: RunFolder) -> _Ending | None:
+    trial_file = records.path / TrialRecord.FILE
+    if trial_file.exists():
+        trial = read_document(TrialRecord, trial_file)
+        return _Ending(
+            trial.outcome, trial.message, trial.wall_s, None, trial.peak_memory_bytes, {}
+        )
     if not records.result.exists():
         return None
-    return parse(RunResult, read_json(records.result), source=str(records.result))
+    content = read_json(records.result)
+    if isinstance(content, dict) and not {"steps", "wall_s"} & set(content):
+        # A trial that was ended before its launcher could judge it.
+        return None
+    run = parse(RunResult, content, source=str(records.result))
+    return _Ending(
+        run.outcome, run.message, run.wall_s, run.eval_loss, run.peak_memory_bytes, run.findings
+    )
 
 
 def _lead(
-    rows: Sequence[SignalRow], decisions: Sequence[DecisionRecord], result: RunResult | None
+    rows: Sequence[SignalRow], decisions: Sequence[DecisionRecord], result: _Ending | None
 ) -> str:
     last = rows[-1].observation
     granted = sum(record.verdict == "granted" for record in decisions)
@@ -88,16 +122,17 @@ def _lead(
 
 
 def _summary(
-    rows: Sequence[SignalRow], decisions: Sequence[DecisionRecord], result: RunResult | None
+    rows: Sequence[SignalRow], decisions: Sequence[DecisionRecord], result: _Ending | None
 ) -> Section:
     observations = [row.observation for row in rows]
     trained = [o for o in observations if o.phase in (None, "train")]
-    times = [o.step_time_s for o in trained if o.step_time_s is not None]
+    times = _values(trained, "step_time_s")
     waits = [
         o.data_time_s / o.step_time_s
         for o in trained
         if o.data_time_s is not None and o.step_time_s
     ]
+    waits = [share for share in waits if math.isfinite(share)]
     skipped = sum(bool(o.update_skipped) for o in observations)
     broken = sum(o.loss is not None and not math.isfinite(o.loss) for o in observations)
     facts = [

@@ -10,6 +10,7 @@ time. A trial that writes no progress is never stopped, nor is the base config.
 from __future__ import annotations
 
 import math
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,8 +68,11 @@ class ProgressReader:
     def read(self) -> Progress:
         """Return the progress so far; rows that cannot be read end it."""
         try:
-            size = self._path.stat().st_size
+            status = self._path.stat()
         except OSError:
+            return self._progress
+        size = status.st_size
+        if not stat.S_ISREG(status.st_mode):
             return self._progress
         if size != self._size:
             self._size = size

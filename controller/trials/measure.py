@@ -170,7 +170,7 @@ def _partial(plan: TrialPlan, folder: Path) -> MeasuredTrial | None:
 def _result(folder: Path) -> TrialResult | None:
     path = folder / TrialResult.FILE
     try:
-        return read_document(TrialResult, path) if path.exists() else None
+        return read_document(TrialResult, path) if path.is_file() else None
     except ConfigError:
         return None
 

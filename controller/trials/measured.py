@@ -16,6 +16,8 @@ from mindtune.search.scoring import MeasuredTrial
 __all__ = ["bad_steps", "final_loss", "loss_curve", "measured_trial"]
 
 _SPIKE = "loss_spike"
+_JUDGED_STEPS = 10_000
+"""Spikes are looked for in so many last losses, at some 40 us each: a result may hold millions."""
 _FINAL_SHARE = 0.2
 """Last share of the measured losses whose mean is the final loss."""
 
@@ -58,7 +60,7 @@ def bad_steps(result: TrialResult, steps: int) -> int:
     # A single number is a rate over all steps.
     numbers = (result.overflow, result.update_skipped)
     rates = [value for value in numbers if isinstance(value, (int, float)) and value > 0]
-    return max([len(bad), *(math.ceil(rate * steps) for rate in rates)])
+    return max([len(bad), *(math.ceil(min(rate, 1.0) * steps) for rate in rates)])
 
 
 def _series(result: TrialResult) -> tuple[list[float], list[float], list[float], list[float]]:
@@ -70,7 +72,8 @@ def _series(result: TrialResult) -> tuple[list[float], list[float], list[float],
 def _spikes(losses: Sequence[float]) -> set[int]:
     state, thresholds = DetectorState(), DetectorThresholds()
     found = set()
-    for index, loss in enumerate(losses):
+    first = max(0, len(losses) - _JUDGED_STEPS)
+    for index, loss in enumerate(losses[first:], start=first):
         findings, state = detectors.update(
             Observation(step=index + 1, loss=loss), state, thresholds, None
         )

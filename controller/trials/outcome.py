@@ -122,6 +122,8 @@ def _read_result(path: Path) -> tuple[TrialResult | None, str]:
     """Return the result and "", or None and why it cannot be read ("" when there is none)."""
     if not path.exists():
         return None, ""
+    if not path.is_file():
+        return None, f"{path.name} must be a file, but it is something else"
     try:
         return read_document(TrialResult, path), ""
     except ConfigError as error:

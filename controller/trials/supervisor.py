@@ -124,8 +124,11 @@ class _Supervision:
         """Tell whether a step was recorded (a line below the header) or a result left."""
         if (self.trial_dir / "result.json").exists():
             return True
+        path = self.trial_dir / "signals.csv"
+        if not path.is_file():
+            return False
         try:
-            with (self.trial_dir / "signals.csv").open("rb") as table:
+            with path.open("rb") as table:
                 return table.read(1 << 16).count(b"\n") > 1
         except OSError:
             return False
@@ -138,8 +141,9 @@ class _Supervision:
         results = [self.trial_dir / "result.json", *self.trial_dir.glob("result.rank*.json")]
         for path in results:
             # A half-written file is judged when the process has ended.
-            with contextlib.suppress(OSError, ValueError):
-                result = json.loads(path.read_bytes())
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                # A pipe of that name would be waited for without end.
+                result = json.loads(path.read_bytes()) if path.is_file() else None
                 if isinstance(result, dict) and result.get("outcome", "ok") != "ok":
                     return True
         return False

@@ -245,6 +245,11 @@ def test_a_search_in_which_nothing_ends_ok_says_so_and_exits_3(project, capsys):
     assert "best config" not in captured.out
 
 
+def test_names_that_are_no_text_are_shown_spelled_out(tmp_path, capsys):
+    assert main(["init", str(tmp_path / "a\udcff.yaml")]) == 0
+    assert r"a\udcff.yaml" in capsys.readouterr().out
+
+
 def test_a_corrupt_database_is_refused_and_kept(project, capsys):
     out = project / "out"
     assert main(["search", str(project / "study.yaml"), "--out", str(out)]) == 0
@@ -282,7 +287,8 @@ def test_doctor_prints_one_json_document(capsys):
     [["nonsense"], ["space"], ["space", "--nonsense", "x"], ["run", "x.yaml", "--mode", "maybe"],
      ["search", "x.yaml", "--trials", "0"], ["space", "missing.yaml"], ["run", "missing.yaml"],
      ["report", "missing"], ["export", "missing", "--out", "b.yaml"],
-     ["export", "missing", "--out", "b.txt"]],
+     ["export", "missing", "--out", "b.txt"], ["report", "x" * 5000], ["init", "x" * 5000],
+     ["report", "a\0b"], ["gate", "a\udcff"]],
 )  # fmt: skip
 def test_wrong_use_exits_2_without_a_traceback(arguments, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -190,6 +190,11 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_half_a_character_is_written_spelled_out(tmp_path):
+    write_atomic(tmp_path / "a.txt", "a \ud800")
+    assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "a \\ud800"
+
+
 def test_an_unwritable_folder_is_a_clear_refusal(tmp_path):
     blocker = tmp_path / "file"
     blocker.write_text("")

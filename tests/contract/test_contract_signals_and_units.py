@@ -58,6 +58,12 @@ def test_a_cut_last_line_is_passed_over_and_a_damaged_line_is_not():
         list(read_rows((head + "2,x\n").splitlines(keepends=True), source="t"))
     with pytest.raises(ConfigError, match="must start with a header line"):
         list(read_rows(["loss\n"], source="t"))
+    with pytest.raises(ConfigError, match="t, line 2 must be CSV, but: field larger than"):
+        list(read_rows(["step,loss\n", "1," + "9" * 200_000 + "\n"], source="t"))
+    with pytest.raises(ConfigError, match="t, line 1 must be CSV"):
+        list(read_rows(["step," + "x" * 200_000 + "\n"], source="t"))
+    (row,) = read_rows(["\ufeffstep,loss\r\n", "1,2.0\r\n"], source="t")
+    assert (row.observation.step, row.observation.loss) == (1, 2.0)
     with pytest.raises(ConfigError, match="an empty file"):
         list(read_rows([], source="t"))
 

@@ -80,7 +80,7 @@ def test_a_missing_log_is_empty(tmp_path):
     assert read_decisions(tmp_path / "decisions.jsonl") == []
 
 
-@pytest.mark.parametrize("line", ["{not json}", '{"step": 1}', "[]"])
+@pytest.mark.parametrize("line", ["{not json}", '{"step": 1}', "[]", "[" * 100_000, "9" * 5000])
 def test_a_whole_line_that_is_no_record_is_named(tmp_path, line):
     path = tmp_path / "decisions.jsonl"
     write(path, record(5))

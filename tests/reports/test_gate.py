@@ -91,3 +91,40 @@ def test_wrong_rules_are_refused(tmp_path):
         GateRule(name="a", signal="loss", statistic="max")
     with pytest.raises(ConfigError, match="must exist"):
         judge_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("losses", "statistic", "value"),
+    [
+        ([1.7e308] * 5, "mean", 1.7e308),
+        ([math.inf, -math.inf], "mean", math.nan),
+        ([math.inf, 1.0], "mean", math.inf),
+        ([1.7e308] * 4, "median", math.inf),
+    ],
+)
+def test_statistics_of_huge_values_fail_the_rule_and_never_the_gate(
+    tmp_path, losses, statistic, value
+):
+    run = write(tmp_path / "run", losses)
+    rules = tmp_path / "gate.yaml"
+    rules.write_text(f"rules:\n- {{name: a, signal: loss, statistic: {statistic}, max: 1}}\n")
+    (check,) = judge_run(run, rules).checks
+    assert check.ok is False
+    assert check.value == pytest.approx(value, nan_ok=True)
+
+
+def test_a_rule_over_a_text_is_refused(tmp_path):
+    run = write(tmp_path / "run", [1.0])
+    rules = tmp_path / "gate.yaml"
+    rules.write_text("rules:\n- {name: a, signal: phase, statistic: max, max: 1}\n")
+    with pytest.raises(ConfigError, match="must be one of step, .* but got 'phase'"):
+        judge_run(run, rules)
+
+
+def test_names_steer_no_terminal_and_are_no_markup(tmp_path, capsys):
+    run = write(tmp_path / "run", [1.0])
+    rules = tmp_path / "gate.yaml"
+    name = r'"\e[31m[/red]:smile:"'
+    rules.write_text(f"rules:\n- {{name: {name}, signal: loss, statistic: max, max: 5}}\n")
+    assert main(["gate", str(run), "--rules", str(rules)]) == 0
+    assert r"\x1b[31m[/red]:smile:" in capsys.readouterr().out

@@ -6,7 +6,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mindtune.controller.contract import DecisionRecord, RunResult, write_json
+from mindtune.controller.contract import (
+    DecisionRecord,
+    RunResult,
+    TrialRecord,
+    TrialResult,
+    write_json,
+)
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.records import DecisionWriter, RunFolder, SignalWriter
 from mindtune.controller.reports import study_report
@@ -101,6 +107,54 @@ def test_a_killed_run_has_a_report_too(run_folder):
     _, text = read(write_report(run_folder))
     assert "The run has left no result: it is going on, or it was killed." in text
     assert "No policy asked for anything." in text
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "1.7e308", "-1.7e308", "5e-324", "0", "-1"])
+def test_a_run_of_odd_values_has_a_report(tmp_path, value):
+    header = "step,phase,loss,grad_norm,step_time_s,data_time_s,loss_scale,update_skipped"
+    cells = ",".join([value] * 6)
+    rows = "".join(f"{step},train,{cells}\n" for step in (1, 2, 3))
+    (tmp_path / "signals.csv").write_text(f"{header}\n{rows}")
+    _, text = read(write_report(tmp_path))
+    assert "Last step 3" in text
+
+
+def test_a_run_of_huge_and_small_values_has_a_report(tmp_path):
+    rows = "".join(f"{n},{(-1) ** n * 1.7e308},5e-324\n" for n in range(1, 20))
+    (tmp_path / "signals.csv").write_text(f"step,loss,grad_norm\n{rows}")
+    assert "Last step 19" in read(write_report(tmp_path))[1]
+
+
+def test_a_trial_has_a_report_of_how_it_ended(tmp_path):
+    (tmp_path / "signals.csv").write_text("step,loss\n1,2.0\n")
+    result = TrialResult(outcome="ok", step_time_s=[0.1])
+    write_json(tmp_path / "result.json", result)
+    assert "The run has left no result" in read(write_report(tmp_path))[1]
+    record = TrialRecord(outcome="timeout", wall_s=3.0, message="too <late>\x1b[2J \x00")
+    write_json(tmp_path / "trial.json", record)
+    path = write_report(tmp_path)
+    text = read(path)[1]
+    assert "The run failed (timeout). too <late>" in text
+    assert not {"\x1b", "\x00"} & set(path.read_text(encoding="utf-8"))
+
+
+def test_a_study_of_odd_values_has_a_report(tmp_path):
+    launch = Measurement(
+        repeat=0, seed=0, outcome="ok", value=math.inf, step_time_s=1e308,
+        peak_memory_bytes=10**30, wall_s=1.0,
+    )  # fmt: skip
+    trials = [
+        TrialSummary(
+            number=number, knobs={}, outcome="ok", value=value, interval=(math.nan, math.inf),
+            measurements=[launch],
+        )
+        for number, value in enumerate([math.nan, 1.7e308, -1.7e308, math.inf, 0.5])
+    ]  # fmt: skip
+    summary = StudySummary(
+        study="s", objective="mfu", planned=5, total=5, feasible=5, trials=trials, winner=4
+    )
+    write_json(tmp_path / "summary.json", summary)
+    assert "No rule rejected a config." in read(write_report(tmp_path))[1]
 
 
 def test_study_report_shows_winner_trials_and_rules(tmp_path):

@@ -1,6 +1,7 @@
 """Judgements of a study on known numbers: stability, early stop, winner, what was learnt."""
 
 import math
+import time
 
 import pytest
 from hypothesis import given
@@ -258,3 +259,17 @@ def test_without_a_table_the_norms_of_the_result_are_learnt(tmp_path):
     learned = learn([tmp_path], peak_memory_bytes=None)
     assert (learned.grad_norm.median, learned.grad_norm.samples) == (3.0, 3)
     assert learned.data_share is None
+
+
+@pytest.mark.parametrize(("rate", "bad"), [(0.5, 5), (math.inf, 10), (7.0, 10), (-1.0, 0)])
+def test_a_rate_outside_0_to_1_counts_at_most_every_step(rate, bad):
+    result = TrialResult(outcome="ok", step_time_s=[0.1] * 10, overflow=rate)
+    assert bad_steps(result, 10) == bad
+
+
+def test_a_result_of_a_million_steps_is_judged_in_seconds():
+    count = 1_000_000
+    result = TrialResult(outcome="ok", step_time_s=[0.1] * count, loss=[1.0] * count)
+    started = time.process_time()
+    assert bad_steps(result, count) == 0
+    assert time.process_time() - started < 20.0

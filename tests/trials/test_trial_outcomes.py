@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 import threading
+import time
 
 import pytest
 
@@ -98,6 +99,9 @@ def test_no_result_with_exit_code_zero_is_a_crash(program):
         ('{"outcome": "fine", "step_time_s": 1}', "outcome"),
         ("[]", "must hold a mapping"),
         ("", "must be JSON"),
+        ('{"outcome": "ok", "step_time_s": 1e308}', "must be positive finite seconds"),
+        ('{"outcome": "ok", "step_time_s": 5e-324}', "must be positive finite seconds"),
+        ('{"outcome": "ok", "step_time_s": 1, "tokens_per_step": 1e400}', "tokens_per_step"),
     ],
 )
 def test_an_unreadable_result_is_a_crash_that_says_so(program, content, words):
@@ -105,6 +109,32 @@ def test_an_unreadable_result_is_a_crash_that_says_so(program, content, words):
     assert record.outcome == "crash"
     assert "result.json is not readable" in record.message
     assert words in record.message
+
+
+@pytest.mark.parametrize("name", ["result.json", "result.rank1.json"])
+def test_brackets_without_end_in_a_result_do_not_end_the_supervisor(program, name):
+    record = program.run(
+        f"""
+        import time
+        open({name!r}, "w").write("[" * 100_000)
+        time.sleep(0.5)
+        """
+    ).record
+    assert record.outcome == "crash"
+    assert record.exit_codes == {"command": 0}
+
+
+@pytest.mark.parametrize("name", ["result.json", "signals.csv"])
+def test_a_pipe_in_place_of_a_file_hangs_nothing(program, name):
+    started = time.monotonic()
+    record = program.run(
+        f"import os, time; os.mkfifo({name!r}); time.sleep(60)",
+        startup_deadline_s=1.0,
+        deadline_s=1.0,
+        stop_grace_s=0.5,
+    ).record
+    assert record.outcome == "timeout"
+    assert time.monotonic() - started < 30.0
 
 
 def test_a_traceback_and_a_hang_before_the_first_step_is_a_timeout(program):
