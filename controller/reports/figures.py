@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 __all__ = ["Mark", "Panel", "Point", "bars", "scatter", "time_series"]
 
 _LINE = "#1f5fa8"
+_MAX_POINTS = 2000
 _GRANTED = "#c2410c"
 _OTHER = "#9ca3af"
 _BEST = "#15803d"
@@ -81,8 +82,9 @@ def time_series(panels: Sequence[Panel]) -> str:
 def _draw(axis: Axes, panel: Panel) -> None:
     values = [_finite(value) for value in panel.values]
     shown = [value for value in values if not math.isnan(value)]
+    kept = _thinned(values)
     axis.plot(
-        list(panel.steps), values, color=_LINE, linewidth=1.1,
+        [panel.steps[i] for i in kept], [values[i] for i in kept], color=_LINE, linewidth=1.1,
         marker="." if len(shown) < 60 else None, markersize=3,
     )  # fmt: skip
     broken = [
@@ -90,6 +92,7 @@ def _draw(axis: Axes, panel: Panel) -> None:
         for step, value in zip(panel.steps, panel.values, strict=True)
         if value is not None and not _is_shown(value)
     ]
+    broken = broken[:: 1 + len(broken) // _MAX_POINTS]
     if broken:
         axis.plot(
             broken, [0.94] * len(broken), "x", color=_GRANTED, markersize=4,
@@ -104,6 +107,22 @@ def _draw(axis: Axes, panel: Panel) -> None:
         axis.set_yscale("log")
     axis.set_title(panel.title, loc="left", fontsize=9)
     axis.set_ylabel(panel.unit)
+
+
+def _thinned(values: Sequence[float]) -> list[int]:
+    """Return which points to draw: of a long series the lowest and highest of each stretch.
+
+    A line of 100,000 points makes a page of many megabytes that shows no more than this does.
+    """
+    stretch = math.ceil(2 * len(values) / _MAX_POINTS)
+    if stretch <= 2:
+        return list(range(len(values)))
+    kept: set[int] = set()
+    for start in range(0, len(values), stretch):
+        part = range(start, min(start + stretch, len(values)))
+        finite = [index for index in part if not math.isnan(values[index])] or [start]
+        kept |= {min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)}
+    return sorted(kept)
 
 
 def scatter(points: Sequence[Point], *, x: str, y: str, title: str) -> str:

@@ -35,13 +35,14 @@ _PANELS = (
     ("loss_scale", "Loss scale", "", True),
     ("update_skipped", "Update skipped", "", False),
     ("global_batch_size", "Global batch size", "samples", False),
-    ("step_time_s", "Step time", "s", True),
-    ("data_time_s", "of it waiting for data", "s", False),
+    ("step_time_s", "Step time, compilation left out", "s", True),
+    ("data_time_s", "Part of the step time spent waiting for data", "s", False),
     ("tokens_per_s", "Throughput", "tokens/s", False),
     ("mfu", "MFU", "ratio", False),
     ("device_utilization", "Device utilization", "ratio", False),
-    ("device_memory_used_bytes", "Memory in use", "bytes", False),
+    ("device_memory_used_bytes", "Memory in use", "MB", False),
 )
+_TIMES = ("step_time_s", "data_time_s", "tokens_per_s")
 
 
 def run_page(folder: Path) -> Page:
@@ -179,19 +180,32 @@ def _signals(rows: Sequence[SignalRow], decisions: Sequence[DecisionRecord]) -> 
         for record in decisions
         if record.action.startswith("Set") or record.action in ("Rewind", "RequestStop")
     ]
-    panels = []
+    panels, constant = [], []
     for name, title, unit, log in _PANELS:
-        values = [getattr(row.observation, name) for row in rows]
-        if any(value is not None for value in values):
+        values = [_plotted(row.observation, name) for row in rows]
+        measured = [value for value in values if value is not None]
+        if len(rows) > 1 and len(set(measured)) == 1 and math.isfinite(measured[0]):
+            constant.append(f"{title.lower()} {number(measured[0])} {unit}".strip())
+        elif measured:
             panels.append(Panel(title, steps, values, unit, log, marks))
+    unchanged = f"The same in all steps: {', '.join(constant)}." if constant else ""
     if not panels:
-        return Section("Signals", text="No signal was measured.")
+        return Section("Signals", text=unchanged or "No signal was measured.")
     return Section(
         "Signals",
+        text=unchanged,
         figure=time_series(panels),
         caption="Vertical lines are decisions: solid if applied, dotted if refused or only "
         "observed. Crosses at the top are non-finite values.",
     )
+
+
+def _plotted(observation: Observation, name: str) -> float | None:
+    """Return what is drawn of a signal: no times of a step that compiled, memory in MB."""
+    value: float | None = getattr(observation, name)
+    if name in _TIMES and observation.phase == "compile":
+        return None
+    return value / 2**20 if value is not None and name.endswith("_bytes") else value
 
 
 def _decisions(decisions: Sequence[DecisionRecord]) -> Section:

@@ -45,14 +45,9 @@ def study_page(folder: Path) -> Page:
 def _lead(summary: StudySummary) -> str:
     if summary.winner is None:
         return "No config has ended ok yet; the messages below say why."
-    winner, base = summary.trial(summary.winner), summary.trial(0)
-    state = "" if summary.complete else " (so far)"
-    ratio = (
-        f"{winner.value / base.value:.2f} times the base config's value"
-        if winner.value is not None and base.value
-        else "the base config has no value to compare with"
-    )
-    return f"Best config{state}: trial {winner.number}, {ratio}. {summary.reason}"
+    state = "" if summary.complete else " so far"
+    reason = summary.reason or "The study goes on."
+    return f"Best config{state}: trial {summary.winner}. {reason[:1].upper()}{reason[1:]}"
 
 
 def _winner(summary: StudySummary) -> Section | None:

@@ -16,6 +16,7 @@ from mindtune.controller.contract import (
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.records import DecisionWriter, RunFolder, SignalWriter
 from mindtune.controller.reports import study_report
+from mindtune.controller.reports.figures import _thinned
 from mindtune.controller.reports.page import number
 from mindtune.controller.reports.write import write_report
 from mindtune.controller.trials.summary import Measurement, StudySummary, TrialSummary
@@ -182,7 +183,7 @@ def test_study_report_shows_winner_trials_and_rules(tmp_path):
     )  # fmt: skip
     write_json(tmp_path / "summary.json", summary)
     page, text = read(write_report(tmp_path, tmp_path / "r.html"))
-    assert "Best config: trial 1, 1.50 times the base config's value." in text
+    assert "Best config: trial 1. It is better beyond the noise." in text
     assert "It is better beyond the noise." in text
     assert "recompute full none" in text
     assert "2 oom - - - - - - 0 recompute=interval:2 Allocate memory failed" in text
@@ -215,3 +216,24 @@ def test_wrong_folders_and_files_are_refused(tmp_path, run_folder):
 )  # fmt: skip
 def test_numbers_read_well(value, text):
     assert number(value) == text
+
+
+def test_a_long_series_keeps_its_extremes_and_stays_small(tmp_path):
+    writer = SignalWriter(tmp_path / "signals.csv")
+    for step in range(1, 20001):
+        loss = 1e6 if step == 7777 else 2.0 + (step % 7) / 10
+        writer.write(Observation(step=step, phase="train", loss=loss))
+    writer.close()
+    path = write_report(tmp_path)
+    assert path.stat().st_size < 400_000
+    values = [2.0 + (i % 7) / 10 for i in range(20000)]
+    values[7776] = 1e6
+    kept = _thinned(values)
+    assert 7776 in kept
+    assert 1900 <= len(kept) <= 2000
+
+
+def test_a_signal_that_never_changes_is_a_sentence_and_a_compile_is_not_drawn(run_folder):
+    _, text = read(write_report(run_folder))
+    assert "The same in all steps: learning rate that acted 0.001, step time" in text
+    assert "Step time, compilation left out" not in text
