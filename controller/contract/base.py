@@ -12,6 +12,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
+    field_validator,
 )
 from pydantic_core import ErrorDetails
 
@@ -64,6 +65,14 @@ class ContractModel(BaseModel):
         use_attribute_docstrings=True,
         populate_by_name=True,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole_characters(cls, value: object) -> object:
+        """Spell halves of characters out, which JSON can name and no file can hold."""
+        if isinstance(value, str) and not value.isascii():
+            return value.encode("utf-8", "backslashreplace").decode("utf-8")
+        return value
 
     def to_json(self, *, indent: int | None = 2) -> str:
         """Return the model as JSON text without bare NaN or Infinity."""

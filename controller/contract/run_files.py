@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from mindtune.controller.contract.base import ContractModel, Document, Number
-from mindtune.controller.contract.study_file import PolicySection
+from mindtune.controller.contract.study_file import Command, PolicySection
 from mindtune.search.knobs import KnobValue
 
 __all__ = ["MINDFORMERS_KEY", "BestConfig", "DecisionRecord", "GradNormPrior", "Learned",
@@ -80,7 +80,7 @@ class BestConfig(Document):
 
     FILE: ClassVar[str] = "best_config.yaml"
 
-    command: list[str] = Field(min_length=1)
+    command: Command
     launcher: Literal["none", "msrun", "slurm"] = "none"
     base_config: str | None = None
     """Relative to this file."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from mindtune.controller.contract.base import ContractModel, Document
 from mindtune.controller.units import Duration, Rate, Size
@@ -15,6 +14,7 @@ from mindtune.search.knobs import KnobValue, canonical, knob
 
 __all__ = [
     "ClusterSection",
+    "Command",
     "ConstraintsSection",
     "KnobOverride",
     "ModelSection",
@@ -30,6 +30,22 @@ _LARGEST = 2**53
 """Whole numbers up to here are floats without loss."""
 _MAX_DEVICES = 1_000_000
 Positive = Field(gt=0, le=_LARGEST)
+
+
+def _checked_command(words: list[str]) -> list[str]:
+    if not words or not words[0].strip():
+        raise ValueError(f"must start with a program, but got {words!r}")
+    if any("\0" in word for word in words):
+        raise ValueError(f"must hold words without NUL, but got {words!r}")
+    try:
+        "".join(words).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"must hold whole characters, but got {words!r}") from None
+    return words
+
+
+Command = Annotated[list[str], Field(min_length=1), AfterValidator(_checked_command)]
+"""Program and arguments, which a process can be started with."""
 
 
 class StudySection(ContractModel):
@@ -50,7 +66,7 @@ class StudySection(ContractModel):
 class TrialSection(ContractModel):
     """How one trial is started and measured."""
 
-    command: list[str] = Field(min_length=1)
+    command: Command
     """Program and arguments; `{config}` stands for the trial's config file."""
     launcher: Literal["none", "msrun", "slurm"] = "none"
     """none: the command starts its own ranks; otherwise the launcher is put in front."""
@@ -70,17 +86,6 @@ class TrialSection(ContractModel):
     """Longest time after that until the trial has ended."""
     load_checkpoint: str | None = None
     """Checkpoint that every trial starts from, relative to the study file."""
-
-    @field_validator("command")
-    @classmethod
-    def _has_program(cls, value: list[str]) -> list[str]:
-        if not value[0].strip():
-            raise ValueError(f"must start with a program, but got {value!r}")
-        if any(re.search("[\0\ud800-\udfff]", word) for word in value):
-            raise ValueError(
-                f"must hold words without NUL and halves of characters, but got {value!r}"
-            )
-        return value
 
 
 class ModelSection(ContractModel):

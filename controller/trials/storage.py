@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from mindtune.controller.errors import ConfigError
 
@@ -56,7 +57,7 @@ def storage_address(setting: str | None, folder: Path) -> StorageAddress:
     """
     if setting is None:
         file = folder / DATABASE
-        return StorageAddress(f"sqlite:///{file.resolve()}", str(file), file)
+        return StorageAddress(_file_url(file), str(file), file)
     url = setting
     if setting.startswith(_ENV):
         name = setting.removeprefix(_ENV)
@@ -84,6 +85,21 @@ def storage_address(setting: str | None, folder: Path) -> StorageAddress:
         shown = hidden.render_as_string(hide_password=True)
     is_file = parsed.get_backend_name() == "sqlite" and parsed.database not in (None, ":memory:")
     return StorageAddress(url, shown, Path(str(parsed.database)) if is_file else None)
+
+
+def _file_url(file: Path) -> str:
+    from sqlalchemy.engine import make_url  # noqa: PLC0415 - the light commands do without it
+
+    path = str(file.resolve())
+    # Whether an escaped character is read back depends on SQLAlchemy's version; Optuna takes
+    # braces for placeholders of its own.
+    for url in (f"sqlite:///{quote(path)}", f"sqlite:///{path}"):
+        if make_url(url).database == path and not set(url) & set("{}"):
+            return url
+    raise ConfigError(
+        f"the folder of the database must have a name without ?, %, {{ and }}, but got {path!r}; "
+        "give another one with --out."
+    )
 
 
 def open_storage(address: StorageAddress) -> optuna.storages.BaseStorage:

@@ -195,6 +195,17 @@ def test_an_unusual_base_config_goes_through_a_whole_study(tiny):
     assert seen["twice"] == 2
 
 
+@pytest.mark.parametrize("name", ["{config}", "a?b=c&d#e%41", "new\nline", "[red] 'x\u4e2d"])
+def test_a_study_lies_in_a_folder_of_any_name(tiny, name):
+    tiny.write(study={"trials": 1}, trial={"repeats": 1})
+    out = tiny.folder / name
+    assert run_study(tiny.study_file, out).best_config == out / "best_config.yaml"
+    assert (out / "study.db").stat().st_size > 0
+    assert len(tiny.log()) == 2
+    run_study(tiny.study_file, out)
+    assert len(tiny.log()) == 2, "what finished runs once"
+
+
 def test_paths_are_moved_with_the_file_that_names_them(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "train.py").touch()

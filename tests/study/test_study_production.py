@@ -248,3 +248,14 @@ def test_wrong_best_config_is_refused_with_nothing_written(project, change, mess
     with pytest.raises((ConfigError, PolicyError, SearchError), match=message):
         run_best_config(path, project.folder / "run")
     assert not (project.folder / "run").exists()
+
+
+def test_a_command_that_no_process_can_be_started_with_is_refused(project, tmp_path):
+    best = project.out / "best_config.yaml"
+    content = yaml.safe_load(best.read_text())
+    content["command"] = ["echo", "a\0b"]
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError, match="must hold words without NUL"):
+        run_best_config(changed, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -137,6 +137,16 @@ def test_a_pipe_in_place_of_a_file_hangs_nothing(program, name):
     assert time.monotonic() - started < 30.0
 
 
+def test_a_message_with_half_a_character_is_kept(program):
+    record = program.run(
+        r"""
+        open("result.json", "w").write('{"outcome": "crash", "message": "\\ud800 \u4e2d"}')
+        """
+    ).record
+    assert (record.outcome, record.message) == ("crash", "\\ud800 \u4e2d")
+    assert json.loads((program.trial_dir / "trial.json").read_text())["message"] == record.message
+
+
 def test_a_traceback_and_a_hang_before_the_first_step_is_a_timeout(program):
     record = program.run(
         """
