@@ -136,7 +136,8 @@ def _ended(event: TrialEnded) -> str:
         parts.append(f"stability {event.stability:.2f}")
     if event.step_time_s is not None:
         parts.append(f"step {format_duration(event.step_time_s)}")
-    if event.peak_memory_bytes is not None:
+    # A trial that was ended has no pool peak, only the whole process: not to be compared.
+    if event.peak_memory_bytes is not None and event.outcome == "ok":
         parts.append(f"memory {format_size(event.peak_memory_bytes)}")
     parts.append(f"took {format_duration(event.wall_s)}")
     line = ", ".join(parts)
