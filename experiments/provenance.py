@@ -5,14 +5,18 @@ from __future__ import annotations
 import datetime as dt
 import os
 import platform
+import resource
 import subprocess
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+import psutil
 
 from mindtune.controller.contract import ContractModel
 from mindtune.controller.device.host import cpu_name, usable_cores
 
-__all__ = ["Provenance", "load_1m", "provenance"]
+__all__ = ["OtherWork", "Provenance", "load_1m", "provenance"]
 
 
 class Provenance(ContractModel):
@@ -52,6 +56,32 @@ def provenance() -> Provenance:
 def load_1m() -> float | None:
     """Return the machine's load of the last minute; None where the system does not tell."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+class OtherWork:
+    """What other processes take of the machine from now on, while this one waits for children."""
+
+    def __init__(self) -> None:
+        self._begin = (time.monotonic(), _machine_s(), _own_s())
+
+    def share(self) -> float:
+        """Return their share of the cores' time so far, 0..1; children must have ended."""
+        begin_s, machine_s, own_s = self._begin
+        elapsed_s = time.monotonic() - begin_s
+        others_s = (_machine_s() - machine_s) - (_own_s() - own_s)
+        return min(max(others_s / (elapsed_s * (os.cpu_count() or 1)), 0.0), 1.0)
+
+
+def _machine_s() -> float:
+    """Processor seconds that anybody has used."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
+
+
+def _own_s() -> float:
+    """Processor seconds of this process and of its children that have ended."""
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in spent)
 
 
 def _version(package: str) -> str:

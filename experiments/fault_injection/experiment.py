@@ -19,7 +19,7 @@ from mindtune.experiments.fault_injection.cases import Case, Guard
 from mindtune.experiments.fault_injection.measure import RowFacts, measure_run
 from mindtune.experiments.fault_injection.rows import FaultRow, RowKey, append_row, read_rows
 from mindtune.experiments.fault_injection.summary import summary
-from mindtune.experiments.provenance import load_1m, provenance
+from mindtune.experiments.provenance import OtherWork, load_1m, provenance
 
 __all__ = ["PlannedRow", "plan", "run_rows"]
 
@@ -141,7 +141,7 @@ def _run(folder: Path, row: PlannedRow) -> FaultRow | None:
     write_yaml(folder / BestConfig.FILE, row.best_config)
     run_dir = folder / "run"
     fault_step, _ = row.case.plant(row.steps)
-    load = load_1m()
+    load, others = load_1m(), OtherWork()
     begin_s = time.monotonic()
     code = run_best_config(folder / BestConfig.FILE, run_dir, row.guard.mode)
     wall_s = time.monotonic() - begin_s
@@ -153,6 +153,7 @@ def _run(folder: Path, row: PlannedRow) -> FaultRow | None:
         fault_step=fault_step,
         wall_s=wall_s,
         load_1m=load,
+        others_busy=others.share(),
         measured=provenance(),
     )
     measured = measure_run(run_dir, facts)

@@ -39,6 +39,7 @@ class RowFacts:
     fault_step: int | None
     wall_s: float
     load_1m: float | None
+    others_busy: float | None
     measured: Provenance
 
 
@@ -85,6 +86,7 @@ def measure_run(folder: Path, facts: RowFacts) -> FaultRow:
         tokens_per_s=_tokens_per_s(steps),
         wall_s=facts.wall_s,
         load_1m=facts.load_1m,
+        others_busy=facts.others_busy,
         measured=facts.measured,
     )
 

@@ -71,8 +71,10 @@ class FaultRow(Document):
     wall_s: float = Field(ge=0)
     """Of the whole process, start and compile included."""
     load_1m: float | None
-    """The machine's load when the run began: above the number of cores, times are not to be
-    trusted."""
+    """The machine's load when the run began."""
+    others_busy: float | None = Field(default=None, ge=0, le=1)
+    """Share of the cores that other processes took during the run: above a tenth, times and what
+    is decided by them are not to be trusted."""
     measured: Provenance
 
     @property

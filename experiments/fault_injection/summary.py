@@ -38,8 +38,8 @@ def summary(rows: Iterable[FaultRow]) -> str:
         if any(row.fault == case.name for row in known)
     ]
     places = sorted({row.measured.sentence() for row in known})
-    loads = [row.load_1m for row in known if row.load_1m is not None]
-    load = f" Load of the machine before a row: {spread(loads, '{:.1f}')}." if loads else ""
+    busy = [row.others_busy for row in known if row.others_busy is not None]
+    load = f" Share of the cores that others took: {spread(busy, '{:.0%}')}." if busy else ""
     return (
         "Median over the seeds, with [lowest, highest] where they differ.\n\n"
         + "\n".join(lines)

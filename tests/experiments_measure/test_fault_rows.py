@@ -2,8 +2,12 @@
 
 import json
 import math
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from mindtune.controller.contract import DecisionRecord, RunResult, write_json
@@ -17,7 +21,7 @@ from mindtune.experiments.fault_injection.measure import RowFacts, measure_run, 
 from mindtune.experiments.fault_injection.rows import FaultRow, append_row, read_rows
 from mindtune.experiments.fault_injection.summary import spread, summary
 from mindtune.experiments.gpt.config import parse_config
-from mindtune.experiments.provenance import Provenance, provenance
+from mindtune.experiments.provenance import OtherWork, Provenance, provenance
 from mindtune.policies.signals import Observation
 
 PLACE = Provenance(
@@ -37,7 +41,7 @@ def row(**changes):
         "steps_above": 2, "samples_lost": 48, "actions": {"SetLearningRateScale": 2}, "undone": 0,
         "proposed": {}, "advice": (), "fault_step": 1, "first_action_step": 9,
         "findings": {"divergence": 1}, "final_batch_size": 16, "tokens_per_s": 1000.0, "wall_s": 20.0,
-        "load_1m": 0.5, "measured": PLACE,
+        "load_1m": 0.5, "others_busy": 0.25, "measured": PLACE,
     }  # fmt: skip
     return FaultRow(**{**known, **changes})
 
@@ -106,7 +110,7 @@ def test_a_single_spike_and_a_start_are_not_above():
 
 FACTS = RowFacts(
     fault="small_batch", guard="guarded", seed=3, config_hash="ff", fault_step=1, wall_s=12.5,
-    load_1m=None, measured=PLACE,
+    load_1m=None, others_busy=None, measured=PLACE,
 )  # fmt: skip
 
 
@@ -278,6 +282,7 @@ def test_the_table_holds_median_range_and_comparison():
     assert "(SetLearningRateScale 3)" in table
     assert "+0.500 [-0.250, +1.000]; guarded is lower in 2 of 3" in table
     assert "Test CPU, 2 cores; MindSpore 2.10.0" in table
+    assert "Share of the cores that others took: 25%." in table
 
 
 def test_the_table_counts_a_missing_action_as_none():
@@ -319,3 +324,20 @@ def test_provenance_names_this_machine():
         .measured.sentence()
         .endswith(f"revision `{facts.revision}`.")
     )
+
+
+def test_what_others_take_is_told_from_the_own_work():
+    busy = "import time\nwhile time.process_time() < 1.0: pass"
+    others = OtherWork()
+    subprocess.run([sys.executable, "-c", busy], check=True)
+    own = others.share()
+    others = OtherWork()
+    process = subprocess.Popen([sys.executable, "-c", busy])
+    try:
+        # A child that has not ended is not yet counted as own: it stands for another process.
+        while sum(psutil.Process(process.pid).cpu_times()[:2]) < 0.9:
+            time.sleep(0.05)
+        foreign = others.share()
+    finally:
+        process.wait()
+    assert 0 <= own < foreign <= 1
