@@ -19,6 +19,9 @@ __all__ = ["HostProbe", "cpu_name", "host_memory_bytes", "usable_cores"]
 _CGROUP = Path("/sys/fs/cgroup")
 # Walking every process of a machine costs milliseconds, and data workers live for a whole run.
 _TREE_REFRESH_S = 5.0
+# The kernel counts processor time in ticks of 10 ms: over less than a few of them the share is
+# noise, and right after the start it is 0.
+_SHORTEST_S = 0.05
 # Names of the package sensor in Linux' hwmon: Intel, AMD, Arm boards.
 _SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 
@@ -66,13 +69,18 @@ class HostProbe:
         cpu_s, memory_bytes = self._measure(now)
         # A process seen for the first time has no earlier value: it counts from the next read.
         used_s = sum(total - self._cpu_s.get(process, total) for process, total in cpu_s.items())
+        if now - self._read_time < _SHORTEST_S:
+            return self._reading(None, memory_bytes)
         busy_s = _busy_s()
         others_s = max(busy_s - self._busy_s - used_s, 0.0)
         # At least what was used: the two are counted in ticks and not at the same moment.
         given_s = max((now - self._read_time) * self._cores - others_s, used_s)
         self._cpu_s, self._busy_s, self._read_time = cpu_s, busy_s, now
+        return self._reading(max(used_s, 0.0) / given_s if given_s > 0 else None, memory_bytes)
+
+    def _reading(self, utilization: float | None, memory_bytes: int) -> DeviceReading:
         return DeviceReading(
-            device_utilization=max(used_s, 0.0) / given_s if given_s > 0 else None,
+            device_utilization=utilization,
             device_memory_used_bytes=memory_bytes,
             device_memory_total_bytes=self._total_bytes,
             device_temperature_c=_package_temperature() if self._has_sensor else None,

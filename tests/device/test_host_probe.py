@@ -54,6 +54,19 @@ def test_time_that_others_take_is_not_idleness(monkeypatch):
     )
 
 
+def test_a_reading_over_almost_no_time_has_no_utilization(monkeypatch):
+    monkeypatch.setattr("mindtune.controller.device.host._busy_s", lambda: 0.0)
+    now = [100.0]
+    probe = HostProbe(clock=lambda: now[0])
+    now[0] += 0.01
+    first = probe.read()
+    assert first.device_utilization is None
+    assert first.device_memory_used_bytes > 0
+    burn(0.2)
+    now[0] += 0.99
+    assert probe.read().device_utilization == pytest.approx(0.2 / usable_cores(), abs=0.03)
+
+
 def test_busy_time_counts_every_process_of_the_machine():
     before = _busy_s()
     burn(0.3)
