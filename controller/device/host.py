@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from mindtune.controller.device.reading import DeviceReading, ProbeError
+from mindtune.controller.device.spinning import WorkerThreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +32,8 @@ class HostProbe:
 
     Utilization is their processor time between two reads over what the usable cores could have
     given them: wall time x cores, less what other processes took. A process that shares busy cores
-    is not idle for want of work, and other ranks of the same run are others here. Time of children
+    is not idle for want of work, and other ranks of the same run are others here. What MindSpore's
+    workers spend in waiting loops is no work (`spinning.py`). Time of children
     that ended in between is lost. Memory is their resident set (pages shared between
     them count once each) against the machine's memory or the container's limit. Power: None.
 
@@ -53,10 +55,11 @@ class HostProbe:
         self._has_sensor = _package_temperature() is not None
         self._tree: list[psutil.Process] = []
         self._tree_time = -_TREE_REFRESH_S
-        self._cpu_s: dict[psutil.Process, float] = {}
+        self._workers: dict[psutil.Process, WorkerThreads] = {}
         self._busy_s = _busy_s()
         self._read_time = self._clock()
         self._cpu_s, _ = self._measure(self._read_time)
+        self._waited_s = self._waiting()
         self.name = f"host ({self._cores:g} cores)"
 
     def read(self) -> DeviceReading:
@@ -67,6 +70,7 @@ class HostProbe:
         """
         now = self._clock()
         cpu_s, memory_bytes = self._measure(now)
+        waited_s = self._waiting()
         # A process seen for the first time has no earlier value: it counts from the next read.
         used_s = sum(total - self._cpu_s.get(process, total) for process, total in cpu_s.items())
         if now - self._read_time < _SHORTEST_S:
@@ -75,8 +79,13 @@ class HostProbe:
         others_s = max(busy_s - self._busy_s - used_s, 0.0)
         # At least what was used: the two are counted in ticks and not at the same moment.
         given_s = max((now - self._read_time) * self._cores - others_s, used_s)
+        idle_s = sum(
+            total - self._waited_s.get(worker, total) for worker, total in waited_s.items()
+        )
         self._cpu_s, self._busy_s, self._read_time = cpu_s, busy_s, now
-        return self._reading(max(used_s, 0.0) / given_s if given_s > 0 else None, memory_bytes)
+        self._waited_s = waited_s
+        worked_s = max(used_s - idle_s, 0.0)
+        return self._reading(worked_s / given_s if given_s > 0 else None, memory_bytes)
 
     def _reading(self, utilization: float | None, memory_bytes: int) -> DeviceReading:
         return DeviceReading(
@@ -95,6 +104,7 @@ class HostProbe:
             if now - self._tree_time >= _TREE_REFRESH_S:
                 self._tree = [self._root, *self._root.children(recursive=True)]
                 self._tree_time = now
+                self._workers = {process: WorkerThreads(process.pid) for process in self._tree}
         except psutil.NoSuchProcess as error:
             raise ProbeError(f"process {self._root.pid} is gone") from error
         costs = {process: _cost(process) for process in self._tree}
@@ -103,6 +113,14 @@ class HostProbe:
         alive = {process: cost for process, cost in costs.items() if cost is not None}
         cpu_s = {process: seconds for process, (seconds, _) in alive.items()}
         return cpu_s, sum(resident for _, resident in alive.values())
+
+    def _waiting(self) -> dict[tuple[psutil.Process, str], float]:
+        """Processor seconds that each worker thread of the tree only waited."""
+        return {
+            (process, thread): seconds
+            for process, workers in self._workers.items()
+            for thread, seconds in workers.waited_s().items()
+        }
 
 
 def _busy_s() -> float:

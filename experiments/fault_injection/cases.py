@@ -167,7 +167,7 @@ _ALL = (
         "enlarge the batch",
         steps=800,
         plant=_small_batch,
-        base={**_SMALL, "model.hidden_size": 256, "model.seq_length": 32},
+        base={**_SMALL, "model.seq_length": 32},
     ),
 )
 

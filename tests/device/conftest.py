@@ -14,16 +14,33 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
-def nvml_folder(tmp_path_factory):
-    """Folder with the compiled stub `libnvidia-ml.so.1`."""
+def compile_c():
+    """Compiles a C file of this folder: source, target, further options."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
+
+    def compile_file(source, target, *options):
+        command = [compiler, "-Wall", "-Werror", *options, "-o", str(target), str(HERE / source)]
+        subprocess.run(command, check=True, timeout=60)
+        return target
+
+    return compile_file
+
+
+@pytest.fixture(scope="session")
+def nvml_folder(compile_c, tmp_path_factory):
+    """Folder with the compiled stub `libnvidia-ml.so.1`."""
     folder = tmp_path_factory.mktemp("nvml")
-    target = folder / "libnvidia-ml.so.1"
-    command = [compiler, "-Wall", "-Werror", "-shared", "-fPIC", "-o", str(target)]
-    subprocess.run([*command, str(HERE / "nvml_stub.c")], check=True, timeout=60)
+    compile_c("nvml_stub.c", folder / "libnvidia-ml.so.1", "-shared", "-fPIC")
     return folder
+
+
+@pytest.fixture(scope="session")
+def worker_thread(compile_c, tmp_path_factory):
+    """Program with one thread of a given name that `yield`s in a loop or does `work`."""
+    folder = tmp_path_factory.mktemp("worker")
+    return compile_c("worker_thread.c", folder / "worker_thread", "-O1", "-pthread")
 
 
 @pytest.fixture

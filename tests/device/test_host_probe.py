@@ -98,6 +98,52 @@ def test_time_of_child_processes_counts(monkeypatch):
         child.communicate()
 
 
+@pytest.mark.parametrize(
+    ("thread", "kind", "low", "high"),
+    [
+        ("KernelThread_0", "yield", 0.0, 0.4),
+        ("KernelThread_0", "work", 0.9, 1.1),
+        # Only the framework's workers are known to wait in this way.
+        ("my) thread 1 2", "yield", 0.9, 1.1),
+    ],
+)
+def test_a_worker_that_waits_in_a_loop_is_idle(
+    worker_thread, monkeypatch, thread, kind, low, high
+):
+    monkeypatch.setattr("mindtune.controller.device.host._busy_s", lambda: 0.0)
+    program = subprocess.Popen([worker_thread, thread, kind], stdout=subprocess.PIPE, text=True)
+    try:
+        assert program.stdout.readline() == "ready\n"
+        now, process = [0.0], psutil.Process(program.pid)
+        probe = HostProbe(pid=program.pid, clock=lambda: now[0])
+        before, end = sum(process.cpu_times()[:2]), time.monotonic() + 30
+        while (used := sum(process.cpu_times()[:2]) - before) < 0.5:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        now[0] += 1.0
+        share = probe.read().device_utilization * usable_cores() / used
+        assert low <= share <= high
+    finally:
+        program.kill()
+        program.communicate()
+
+
+def test_a_worker_seen_late_counts_from_then_on(monkeypatch):
+    monkeypatch.setattr("mindtune.controller.device.host._busy_s", lambda: 0.0)
+    workers = {"seen": {}}
+    monkeypatch.setattr(
+        "mindtune.controller.device.host.WorkerThreads.waited_s", lambda self: workers["seen"]
+    )
+    now = [0.0]
+    probe = HostProbe(clock=lambda: now[0])
+    burn(0.2)
+    now[0], workers["seen"] = 1.0, {"7": 90.0}
+    assert probe.read().device_utilization == pytest.approx(0.2 / usable_cores(), abs=0.03)
+    burn(0.2)
+    now[0], workers["seen"] = 2.0, {"7": 90.1}
+    assert probe.read().device_utilization == pytest.approx(0.1 / usable_cores(), abs=0.03)
+
+
 def test_memory_is_that_of_the_process_and_the_machine():
     block = bytearray(64 * 2**20)
     probe = HostProbe()
