@@ -43,5 +43,7 @@ class RunFacts:
     policy touches; None: unknown."""
     max_num_microbatches: int | None = None
     """Most micro-batches per rank and step that the actuator accepts; None: it has no limit."""
+    can_rewind: bool = False
+    """Whether the run keeps healthy states that it can return to."""
     device: str = "cpu"
     """Kind of device: cpu, gpu or npu."""

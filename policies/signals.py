@@ -74,6 +74,12 @@ class Observation:
     """Device temperature."""
     device_power_w: float | None = None
     """Device power draw."""
+    update_norm: float | None = None
+    """Global L2 norm of the weights' change in this step; sampled."""
+    straggler_rank: int | None = None
+    """The rank that computed longest in this step, where several ranks told their times."""
+    straggler_ratio: float | None = None
+    """Its own time over that of the median rank."""
 
 
 SIGNAL_NAMES: tuple[str, ...] = tuple(field.name for field in fields(Observation))
@@ -96,4 +102,6 @@ def comparable(observation: Observation) -> Observation:
         tokens_per_s=None,
         mfu=None,
         device_utilization=None,
+        straggler_rank=None,
+        straggler_ratio=None,
     )

@@ -103,8 +103,10 @@ class OwnStep:
         return self._step.layout.world_size == self._job_size
 
     def graph_key(self) -> str:
-        """One micro-batch runs as one graph, several as two."""
-        return "fused" if self._step.num_microbatches == 1 else "accumulated"
+        """One micro-batch runs as one graph, several as two, and so does what a hook wants."""
+        if self._step.num_microbatches > 1 or self._step.hooks_gradients:
+            return "accumulated"
+        return "fused"
 
     def begin_call(self) -> None:
         """Nothing to prepare."""

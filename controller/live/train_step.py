@@ -72,7 +72,7 @@ class TrainStep(UpdateStep):
     def __call__(self, *batch: Any) -> Any:
         """Train on one micro-batch; return its loss, or the mean loss of a completed step."""
         self._begin()
-        if self._num_microbatches == 1 and self._count == 0:
+        if self._num_microbatches == 1 and self._count == 0 and not self._hooks():
             loss, packed = self._fused(self._count_tensor(), self._host_signals, *batch)
             self._finish(packed)
             return loss

@@ -19,6 +19,7 @@ from mindtune.controller.live.reduction import layout_from_context
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mindtune.controller.live.hooks import GradientHook
     from mindtune.controller.live.layout import ParallelLayout
 
 __all__ = ["UpdateStep"]
@@ -76,6 +77,7 @@ class UpdateStep(nn.Cell):
         self._sum = _Sum()
         self.optimizer_steps = 0
         self.last_report: StepReport | None = None
+        self.gradient_hooks: list[GradientHook] = []
         self.loss_scale_managed_by_policy = False
         self._loss_scale_rule = _loss_scale_rule(loss_scale)
         self._uses_loss_scale = loss_scale is not None
@@ -182,6 +184,11 @@ class UpdateStep(nn.Cell):
         """Whether micro-batches wait for the rest of their optimizer step."""
         return self._count > 0
 
+    @property
+    def hooks_gradients(self) -> bool:
+        """Whether a hook wants the gradients of the step in progress or, between, of the next."""
+        return bool(self._hooks())
+
     def apply(self, loss: Any, gradients: tuple[Any, ...]) -> Any:
         """Take in one micro-batch and, if it completes an optimizer step, update the weights.
 
@@ -210,11 +217,18 @@ class UpdateStep(nn.Cell):
             self._accumulated = summed
             self.last_report = None
             return loss
+        for hook in self._hooks():
+            changed, gradients = hook(self.optimizer_steps + 1, summed[0], summed[1:])
+            summed = (changed, *gradients)
         mean_loss, packed = self.update(
             summed[0], self._count_tensor(), self._host_signals, *summed[1:]
         )
         self._finish(packed)
         return mean_loss
+
+    def _hooks(self) -> list[GradientHook]:
+        """Hooks that want the gradients of the step in progress."""
+        return [hook for hook in self.gradient_hooks if hook.wants(self.optimizer_steps + 1)]
 
     def _finish(self, packed: Any) -> None:
         """Read the packed signals and prepare the next optimizer step."""

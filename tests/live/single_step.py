@@ -147,6 +147,36 @@ def knobs_wait():
     return {"acted": acted, "compiled": compiled}
 
 
+class Doubling:
+    """Doubles the gradients of some steps, and keeps what it was called with."""
+
+    def __init__(self, steps):
+        self.steps, self.called = steps, []
+
+    def wants(self, optimizer_step):
+        return optimizer_step in self.steps
+
+    def __call__(self, optimizer_step, loss, gradients):
+        self.called.append([optimizer_step, float(loss.asnumpy())])
+        return loss, tuple(gradient * 2 for gradient in gradients)
+
+
+def hooks(count):
+    """Two equal trainings of `count` micro-batches a step, one with hooked steps 3 and 5."""
+    hook, rows = Doubling((3, 5)), []
+    net, hooked_net = Net(), Net()
+    plain = TrainStep(net, FORMS["float"](net), num_microbatches=count)
+    hooked = TrainStep(hooked_net, FORMS["float"](hooked_net), num_microbatches=count)
+    hooked.gradient_hooks.append(hook)
+    for index in range(5 * count):
+        plain(*batch(index))
+        hooked(*batch(index))
+        if plain.last_report is not None:
+            one, other = plain.last_report, hooked.last_report
+            rows.append([one.loss, other.loss, one.grad_norm, other.grad_norm])
+    return {"rows": rows, "called": hook.called}
+
+
 def skipping():
     """A threshold or a NaN skips: weights, moments and schedule stay, bit for bit."""
     net = Net()
@@ -363,6 +393,7 @@ def main(mode, folder):
         "foreign_rate": foreign_rate(),
         "accumulation": accumulation(),
         "knobs_wait": knobs_wait(),
+        "hooks": {str(count): hooks(count) for count in (1, 2)},
         "skipping": skipping(),
         "poison_acts": poison_acts(),
         "clipping": clipping(),

@@ -181,3 +181,15 @@ def test_a_hand_written_loop_shares_the_update(seen):
     assert own_loop["losses"] == own_loop["expected"]
     assert own_loop["row"] == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]
     assert own_loop["packed once"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_hook_sees_and_changes_the_gradients_of_the_steps_it_wants(seen, count):
+    found = seen["hooks"][str(count)]
+    rows = found["rows"]
+    # Both paths of a step give the same losses to the last bit until a gradient is changed.
+    assert [row[0] for row in rows[:3]] == [row[1] for row in rows[:3]]
+    assert rows[2][3] == pytest.approx(2 * rows[2][2], rel=1e-6)
+    assert rows[3][1] != rows[3][0]
+    assert [call[0] for call in found["called"]] == [3, 5]
+    assert [call[1] / count for call in found["called"]] == pytest.approx([rows[2][1], rows[4][1]])
