@@ -56,6 +56,16 @@ def test_an_under_fed_device_gets_twice_the_batch_until_it_is_busy(start) -> Non
     assert plant.batch == 32
 
 
+@pytest.mark.parametrize(
+    ("limits", "expected"), [({}, 8), ({"max_growth": 3}, 4), ({"max_growth": 1}, 2)]
+)
+def test_one_micro_batch_grows_to_four_where_that_is_allowed(start, limits, expected) -> None:
+    run = start(settings={"batch_size": PolicySettings(limits=limits)}, micro_batch_size=2)
+    plant = Plant(fixed=0.2, each=0.01, batch=2)
+    plant.drive(run, 1, 90)
+    assert plant.batch == expected
+
+
 def test_the_learning_rate_follows_the_batch(start) -> None:
     for family, expected in (("adam", [2**0.5, 2.0]), ("sgd", [2.0, 4.0]), ("unknown", [])):
         run, plant = start(optimizer_family=family), Plant(fixed=0.2, each=0.01)
