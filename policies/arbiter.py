@@ -47,6 +47,7 @@ __all__ = ["Arbitration"]
 
 _REPEAT_AFTER = 64
 _BLOCKED_FOR = 256
+# Knobs are float32 on the device.
 _SAME = 1e-6
 
 
@@ -178,7 +179,7 @@ class Arbitration:
         if owner != policy or limits is None:
             self._refuse(wish, "foreign", f"{knob} is not a knob of this policy")
             return
-        if not math.isfinite(wanted):
+        if not math.isfinite(wanted) and wanted != limits.off:
             self._refuse(wish, "invalid", f"{knob} must be a finite number")
             return
         if knob in ledger.written:
@@ -186,7 +187,7 @@ class Arbitration:
             return
         entry, acting = ledger.entry(knob), ledger.acting(knob)
         value = _cut(wanted, acting, limits)
-        if acting is not None and abs(value - acting) <= _SAME * abs(acting):
+        if acting is not None and (value == acting or abs(value - acting) <= _SAME * abs(acting)):
             return
         code, rule = self._obstacle(entry, limits, mode, knob)
         if code:
@@ -287,7 +288,9 @@ def _with_effect(feedback: KnobFeedback | None, *, effective: bool) -> KnobFeedb
 
 
 def _cut(wanted: float, acting: float | None, limits: KnobLimits) -> float:
+    if wanted == limits.off:
+        return wanted
     value = wanted
-    if acting is not None and acting > 0:
+    if acting is not None and acting > 0 and acting != limits.off:
         value = min(max(value, acting / limits.max_factor), acting * limits.max_factor)
     return min(max(value, limits.low), limits.high)

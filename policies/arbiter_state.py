@@ -73,3 +73,5 @@ class ArbiterState:
     knobs: Mapping[str, KnobState] = field(default_factory=dict)
     events: tuple[str, ...] = ()
     """Newest ids of events that were recorded: an event happens once."""
+    rewound_step: int | None = None
+    """Step at which the last return to an earlier state was granted."""

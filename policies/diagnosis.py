@@ -10,13 +10,16 @@ import math
 from collections.abc import Mapping
 
 from mindtune.policies.decisions import Decision, RequestStop
-from mindtune.policies.findings import Finding, FindingKind
+from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
 
 __all__ = [
+    "diagnose_clip_saturation",
     "diagnose_data_stall",
     "diagnose_floor_of_learning_rate",
     "diagnose_floor_of_loss_scale",
+    "diagnose_lost_run",
+    "diagnose_memory",
     "diagnose_storm",
     "diagnose_without_effect",
     "stop_dead_run",
@@ -160,4 +163,60 @@ def diagnose_data_stall(finding: Finding) -> str:
         f"{finding.message} The input pipeline is the bottleneck: a larger batch would wait all "
         "the longer. Raise the number of data workers (num_parallel_workers, up to the number of "
         "cores) or the prefetch size, move preprocessing out of Python, or cache what is read."
+    )
+
+
+def diagnose_memory(finding: Finding, micro_batch_size: float) -> str:
+    """Explain what saves memory; `micro_batch_size` 0 stands for one that is not known."""
+    text = (
+        f"{finding.message} In the order of what it costs: offload the optimizer's state or shard "
+        "it over the data-parallel ranks (optimizer_sharding), recompute activations (recompute: "
+        "selective, interval:K or full), then halve the micro-batch and accumulate twice as many."
+    )
+    if finding.severity is Severity.CRITICAL and micro_batch_size == 1:
+        text += " The micro-batch is 1 already, so only the former are left."
+    return text
+
+
+def diagnose_clip_saturation(finding: Finding) -> str:
+    """Explain that clipping has become the learning rate."""
+    median, clip = finding.number("median"), finding.number("clip_norm")
+    return (
+        f"{finding.message} With Adam this hides how large the gradients are, with SGD it divides "
+        f"the rate by {median / clip if clip > 0 else math.inf:.1f}. Raise clip_norm to about "
+        f"{2 * median:.3g}, twice the usual norm, and lower the learning rate if the loss needs "
+        "it; or find what makes the gradients large (a summed loss, a missing normalisation)."
+    )
+
+
+def diagnose_lost_run(observation: Observation, reason: str, rewinds: int | None) -> str:
+    """Explain why a run is ended that cannot be brought back.
+
+    Args:
+        observation: The step.
+        reason: Why its state is lost, without a full stop.
+        rewinds: Returns to earlier states that did not help; None: the run keeps none.
+    """
+    if rewinds is None:
+        tried = (
+            "no state was kept in this run that it could return to, and a lower learning rate did "
+            "not help. Go back to a checkpoint from before, with a lower learning rate; keep "
+            "states with mindtune's TrainStep to have it done at once"
+        )
+    elif rewinds == 0:
+        tried = (
+            "returning to earlier states is switched off (limits.budget of the policy rewind is "
+            "0). Go back to a checkpoint from before"
+        )
+    else:
+        tried = (
+            f"{rewinds} returns to an earlier state within 1000 steps, each with a lower learning "
+            "rate and other data, ended the same way, so neither the data nor the last weights "
+            "are the cause: look at the loss function (log, sqrt or division at zero), at the "
+            "precision (keep normalisation, softmax and loss in float32), at the weights that "
+            "were loaded and at the learning rate of the schedule"
+        )
+    return (
+        f"step {observation.step}: {reason}. {_state_of('loss', observation.loss).capitalize()}, "
+        f"{_state_of('gradient norm', observation.grad_norm)}. {tried}."
     )

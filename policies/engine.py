@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from mindtune.policies import detectors
 from mindtune.policies.arbiter import Arbitration
 from mindtune.policies.arbiter_state import ArbiterState
+from mindtune.policies.baselines import baseline_of, rearmed
 from mindtune.policies.decisions import Action
 from mindtune.policies.detectors import DetectorState, DetectorThresholds
 from mindtune.policies.errors import PolicyError
 from mindtune.policies.facts import GradNormPriorLike, RunFacts
 from mindtune.policies.findings import Finding
+from mindtune.policies.health import HealthState, judge_health
 from mindtune.policies.limits import KnobLimits
 from mindtune.policies.policy import Feedback, Policy
 from mindtune.policies.records import ActionRecord
@@ -32,6 +34,8 @@ __all__ = ["Engine", "EngineState", "Restored", "StepResult", "build_engine"]
 
 _DETECTORS = "detectors"
 
+_Part = TypeVar("_Part")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineState:
@@ -43,6 +47,7 @@ class EngineState:
     policies: Mapping[str, Any]
     """Policy name -> its own state."""
     arbiter: ArbiterState
+    health: HealthState = field(default_factory=HealthState)
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as a document for `json.dumps(..., allow_nan=False)`."""
@@ -51,6 +56,7 @@ class EngineState:
             "detectors": to_json(self.detectors),
             "policies": {name: to_json(state) for name, state in self.policies.items()},
             "arbiter": to_json(self.arbiter),
+            "health": to_json(self.health),
         }
 
 
@@ -75,6 +81,10 @@ class StepResult:
     """Lines for decisions.jsonl, new ones and completed earlier ones."""
     state: EngineState
     """To be handed to the next step."""
+    healthy: bool = False
+    """Whether the weights after this step are worth returning to; see `health`. In the first
+    `health.COLD_STEPS` steps none are: there the state from before the first step is the one to
+    return to."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +148,8 @@ class Engine:
             return StepResult((), (), (), state)
         observation = comparable(observation)
         detector_state = state.detectors if observation.step > last_step else DetectorState()
+        if state.arbiter.rewound_step == last_step:
+            detector_state = rearmed(detector_state, self.thresholds)
         findings, detector_state = detectors.update(
             observation, detector_state, self.thresholds, self.prior
         )
@@ -145,9 +157,15 @@ class Engine:
         turn.review()
         findings = (*findings, *turn.findings)
         seen = _in_own_units(observation, state.arbiter.batch_factor)
+        acting = Feedback(
+            knobs=turn.feedback,
+            facts=state.facts,
+            rewound_step=state.arbiter.rewound_step,
+            grad_norm=baseline_of(detector_state.grad_norm, self.thresholds),
+        )
         feedback = {
-            "act": Feedback(knobs=turn.feedback, facts=state.facts),
-            "observe": Feedback(knobs=turn.feedback, facts=_out_of_reach(state.facts)),
+            "act": acting,
+            "observe": replace(acting, facts=_out_of_reach(state.facts)),
         }
         policy_states: dict[str, Any] = {}
         for seat in self.seats:
@@ -158,18 +176,21 @@ class Engine:
             if decision.actions:
                 turn.request(name, seat.mode, decision)
         grants, records, arbiter_state = turn.finish()
+        healthy, health = judge_health(observation, findings, state.health)
         following = EngineState(
             facts=state.facts,
             detectors=detector_state,
             policies=policy_states,
             arbiter=arbiter_state,
+            health=health,
         )
-        return StepResult(findings, grants, records, following)
+        return StepResult(findings, grants, records, following, healthy)
 
     def from_json(self, document: Any, facts: RunFacts) -> Restored:
         """Return the state that `EngineState.to_json` has written.
 
-        What cannot be read starts afresh, with a message, since a run must not end for it.
+        What cannot be read starts afresh, part by part and with a message, since a run must not
+        end for it, and budgets are kept where only the detectors have changed.
         """
         fresh = self.init(facts)
         if not isinstance(document, Mapping) or document.get("schema") != STATE_SCHEMA:
@@ -179,23 +200,43 @@ class Engine:
                 message=f"the stored policy state has schema {version!r}, this version reads "
                 f"{STATE_SCHEMA}: detectors, policies and budgets start afresh.",
             )
-        try:
-            stored = document["policies"]
-            policies = {
-                name: from_json(type(state), stored[name]) if name in stored else state
-                for name, state in fresh.policies.items()
-            }
-            state = EngineState(
-                facts=facts,
-                detectors=from_json(DetectorState, document["detectors"]),
-                policies=policies,
-                arbiter=from_json(ArbiterState, document["arbiter"]),
-            )
-        except (PolicyError, KeyError, TypeError) as error:
+        messages: list[str] = []
+
+        def read(kind: type[_Part], part: Any, fresh_part: _Part, name: str) -> _Part:
+            try:
+                return from_json(kind, part)
+            except PolicyError as error:
+                messages.append(f"{name} ({error})")
+                return fresh_part
+
+        stored = document.get("policies")
+        if not isinstance(stored, Mapping):
+            stored = {}
+            messages.append("all policies (their state is missing)")
+        state = EngineState(
+            facts=facts,
+            detectors=read(
+                DetectorState, document.get("detectors"), fresh.detectors, "the detectors"
+            ),
+            policies={
+                name: read(type(part), stored[name], part, f"the policy {name}")
+                if name in stored
+                else part
+                for name, part in fresh.policies.items()
+            },
+            arbiter=read(ArbiterState, document.get("arbiter"), fresh.arbiter, "the budgets"),
+            health=read(
+                HealthState,
+                document.get("health", to_json(fresh.health)),
+                fresh.health,
+                "the health",
+            ),
+        )
+        if messages:
             return Restored(
-                state=fresh,
-                message=f"the stored policy state cannot be read ({error}): detectors, policies "
-                "and budgets start afresh.",
+                state=state,
+                message="parts of the stored policy state cannot be read and start afresh: "
+                + "; ".join(messages),
             )
         return Restored(state=state, message=None)
 

@@ -19,6 +19,7 @@ from mindtune.policies.decisions import (
     Advise,
     Event,
     RequestStop,
+    Rewind,
     SetBatchSize,
     SetLearningRateScale,
     SetMicroBatch,
@@ -71,6 +72,7 @@ class Ledger:
         self._base_batch = state.base_batch
         self._batch_factor = state.batch_factor
         self._events = state.events
+        self._rewound_step = state.rewound_step
         self._set_points: dict[str, SetPoint] = {}
         self._granted_events: list[Event] = []
 
@@ -87,9 +89,11 @@ class Ledger:
         return tuple(clock for clock in entry.grants if self.clock - clock < BUDGET_WINDOW)
 
     def raw(self, knob: str) -> float | None:
-        """Return the finite value that the step reports for a knob, or None."""
+        """Return the value that the step reports for a knob; None for none, or an odd one."""
         value: float | None = getattr(self.observation, knob, None)
-        return value if value is not None and math.isfinite(value) else None
+        if value is None or math.isfinite(value):
+            return value
+        return value if knob in self.table and value == self.table[knob][1].off else None
 
     def acting(self, knob: str) -> float | None:
         """Return the same in the policy's own unit."""
@@ -116,6 +120,8 @@ class Ledger:
         )
         if mode == "act":
             self._granted_events.append(event)
+            if isinstance(event, Rewind):
+                self._rewound_step = self.observation.step
 
     def record(
         self,
@@ -160,7 +166,7 @@ class Ledger:
         record = self.record(policy, knob, value, verdict, reason, evidence, entry)
         self.records.append(record)
         self.written.add(knob)
-        baseline, spread = baseline_of(self.table[knob][1].check, self.state)
+        baseline, spread = baseline_of(self.table[knob][1].check, self.state, self.observation)
         feedback = KnobFeedback(
             step=self.observation.step,
             requested=value,
@@ -244,6 +250,7 @@ class Ledger:
             batch_factor=self._batch_factor,
             knobs=self.knobs,
             events=self._events,
+            rewound_step=self._rewound_step,
         )
         grants = (*self._set_points.values(), *self._granted_events)
         return grants, tuple(self.records), following

@@ -25,12 +25,15 @@ class KnobLimits:
     """Steps between two grants, at least 1."""
     budget: int
     """Most grants in `BUDGET_WINDOW` steps; an undo is always possible and does not count."""
-    check: Literal["loss", "throughput", "overflow"]
+    check: Literal["loss", "throughput", "overflow", "skipped", "memory"]
     """loss: median loss after against before; throughput: median tokens per second; overflow:
-    share of steps without overflow."""
+    share of steps that overflowed; skipped: share of steps whose update was skipped for another
+    reason; memory: median share of the device memory in use."""
     check_after: int
     """Steps after the grant over which the outcome is taken."""
     settle: int = 2
     """Steps that may pass until the step reports the granted value; then it is ineffective."""
+    off: float | None = None
+    """Value that switches the knob off, granted besides the bounds; None: it has none."""
     min_gain: float = 1.05
     """throughput only: the gain below which the move is undone (AdaptDL's and KungFu's gate)."""

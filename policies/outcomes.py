@@ -10,13 +10,17 @@ from mindtune.policies.limits import KnobLimits
 from mindtune.policies.signals import Observation
 from mindtune.policies.windows import MAD_TO_SIGMA, median
 
-__all__ = ["Outcome", "baseline_of", "follow", "judge", "tokens_per_second"]
+__all__ = ["Outcome", "baseline_of", "follow", "judge", "memory_share", "tokens_per_second"]
 
 _MIN_SAMPLES = 4
 # A raise of the learning rate must not cost loss: 2 % or one standard deviation of a single
 # sample, whichever is more. The median of 16 samples has a standard error of 0.31 deviations.
 _LOSS_TOLERANCE = 0.02
 _RELATIVE_MATCH = 1e-3
+# What overflows or skips in more than half of the steps does not pay.
+_MOST_BAD = 0.5
+# A smaller micro-batch that frees less than 2 % costs time for nothing.
+_MEMORY_FELL = 0.98
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +41,23 @@ def tokens_per_second(observation: Observation) -> float | None:
     return rate
 
 
-def baseline_of(check: str, state: ArbiterState) -> tuple[float | None, float]:
+def memory_share(observation: Observation) -> float | None:
+    """Return the share of the device memory in use, or None if it was not measured."""
+    total = observation.device_memory_total_bytes
+    used = observation.memory_allocated_bytes
+    if used is None:
+        used = observation.device_memory_used_bytes
+    if used is None or total is None or not (0 <= used < math.inf and 0 < total < math.inf):
+        return None
+    return used / total
+
+
+def baseline_of(
+    check: str, state: ArbiterState, observation: Observation
+) -> tuple[float | None, float]:
     """Return median and robust deviation of the judged signal before a grant."""
+    if check == "memory":
+        return memory_share(observation), 0.0
     values = {"loss": state.losses, "throughput": state.throughputs}.get(check, ())
     if len(values) < _MIN_SAMPLES:
         return None, 0.0
@@ -51,7 +70,10 @@ def follow(
 ) -> Pending:
     """Return `pending` with this step's report of the knob and sample of the signal added."""
     if not pending.effective and acting is not None:
-        if abs(acting - pending.value) <= _RELATIVE_MATCH * max(abs(pending.value), 1e-12):
+        if acting == pending.value or (
+            abs(acting - pending.value) <= _RELATIVE_MATCH * max(abs(pending.value), 1e-12)
+            and math.isfinite(acting)
+        ):
             pending = replace(pending, effective=True)
         else:
             return replace(pending, mismatches=pending.mismatches + 1)
@@ -60,6 +82,10 @@ def follow(
         sample = observation.loss
     elif limits.check == "throughput":
         sample = tokens_per_second(observation)
+    elif limits.check == "memory":
+        sample = memory_share(observation)
+    elif limits.check == "skipped":
+        sample = observation.update_skipped if not observation.overflow else 0.0
     else:
         sample = observation.overflow
     if not pending.judged or sample is None or len(pending.samples) >= limits.check_after:
@@ -70,11 +96,17 @@ def follow(
 def judge(pending: Pending, limits: KnobLimits) -> Outcome:
     """Return the verdict over the samples since the set-point took effect."""
     samples = pending.samples
-    if limits.check == "overflow":
-        bad = sum(1 for sample in samples if sample != 0)
-        return Outcome(text=f"kept: {bad} of {len(samples)} steps overflowed since", undo=False)
-    finite = tuple(sample for sample in samples if math.isfinite(sample))
     raised = pending.before is not None and pending.value > pending.before
+    lowered = pending.before is not None and pending.value < pending.before
+    if limits.check in ("overflow", "skipped"):
+        bad = sum(1 for sample in samples if sample != 0)
+        often = bad > _MOST_BAD * len(samples)
+        if limits.check == "overflow":
+            text = f"{bad} of {len(samples)} steps overflowed since"
+            return Outcome(text=text, undo=raised and often)
+        text = f"{bad} of {len(samples)} updates were skipped since"
+        return Outcome(text=text, undo=lowered and often)
+    finite = tuple(sample for sample in samples if math.isfinite(sample))
     if 2 * len(finite) < len(samples):
         return Outcome(
             text=f"{len(samples) - len(finite)} of {len(samples)} samples were not finite",
@@ -90,6 +122,9 @@ def judge(pending: Pending, limits: KnobLimits) -> Outcome:
             f"(asked for: {limits.min_gain:g})"
         )
         return Outcome(text=text, undo=raised and gain < limits.min_gain)
+    if limits.check == "memory":
+        text = f"memory in use went from {pending.baseline:.1%} to {after:.1%} of the device"
+        return Outcome(text=text, undo=lowered and after > _MEMORY_FELL * pending.baseline)
     tolerance = max(_LOSS_TOLERANCE * abs(pending.baseline), pending.spread)
     text = (
         f"median loss went from {pending.baseline:.4g} to {after:.4g} in {len(samples)} steps "

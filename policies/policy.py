@@ -12,7 +12,7 @@ from mindtune.policies.findings import Finding
 from mindtune.policies.limits import KnobLimits
 from mindtune.policies.signals import Observation
 
-__all__ = ["Feedback", "KnobFeedback", "Policy", "Verdict"]
+__all__ = ["Baseline", "Feedback", "KnobFeedback", "Policy", "Verdict"]
 
 Verdict = Literal["granted", "refused", "observed", "undone"]
 """granted: applied; refused: by bound, cool-down, budget or conflict; observed: in observe mode;
@@ -36,11 +36,30 @@ class KnobFeedback:
     """Whether the step reported the granted value as acting; None until it has reported."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Baseline:
+    """What is usual for a signal: the detectors' robust statistics, this step included."""
+
+    median: float
+    """Median of the unflagged samples."""
+    deviation: float
+    """Robust standard deviation, with the detectors' floor; above 0."""
+    count: int
+    """Samples that it rests on."""
+    armed: bool
+    """Whether these are enough for the detectors' full threshold."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Feedback:
-    """Per knob, what was last granted, refused, undone or found ineffective."""
+    """What a policy is told besides the signals: about its actions, the run and its baselines."""
 
     knobs: Mapping[str, KnobFeedback] = field(default_factory=dict)
+    """Per knob, what was last granted, refused, undone or found ineffective."""
+    rewound_step: int | None = None
+    """Step at which the last return to an earlier state was granted; None: none was."""
+    grad_norm: Baseline | None = None
+    """What is usual for the gradient norm; None while there are too few samples."""
     facts: RunFacts = field(default_factory=lambda: RunFacts(reachable=frozenset()))
     """Facts of the run as far as they hold for this policy: in observe mode no knob is within
     reach."""

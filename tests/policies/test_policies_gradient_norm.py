@@ -55,7 +55,7 @@ def test_the_third_spike_in_a_row_that_the_loss_confirms_halves_the_rate(start) 
     run = start()
     drive(run, spiking(3))
     assert run.set_points(SetLearningRateScale) == [(203, 0.5)]
-    record = run.records[0]
+    record = next(record for record in run.records if record.policy == "gradient_norm")
     assert (record.policy, record.action, record.before) == (
         "gradient_norm", "SetLearningRateScale", 1.0,
     )  # fmt: skip
@@ -70,7 +70,7 @@ def test_lasting_trouble_is_cut_every_eighth_step_down_to_the_floor(start) -> No
     cuts = run.set_points(SetLearningRateScale)
     assert [value for _, value in cuts] == [2.0**-i for i in range(1, 7)]
     assert min(b[0] - a[0] for a, b in pairwise(cuts)) >= 8
-    assert [name for _, name in run.events(Advise)] == ["learning-rate-floor"]
+    assert "learning-rate-floor" in [name for _, name in run.events(Advise)]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ FACTS = RunFacts(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"gradnorm": PolicySettings()}, ["'gradnorm'", "loss_scale, gradient_norm, batch_size, detectors"]),
+        ({"gradnorm": PolicySettings()}, ["'gradnorm'", "loss_scale, skip_update, rewind, gradient_norm, clipping, memory_guard, batch_size, detectors"]),
         ({"loss_scale": PolicySettings(limits={"floor": 1})}, ["policies.loss_scale.limits", "'floor'", "hard_floor, cap, budget"]),
         ({"loss_scale": PolicySettings(thresholds={"hysteresis": 1.5})}, ["an integer from 1 to 100", "1.5", "default is 2"]),
         ({"gradient_norm": PolicySettings(limits={"min_scale": 2.0})}, ["a number from 1e-06 to 1", "2.0"]),
@@ -55,7 +55,9 @@ def test_a_wrong_mode_is_refused() -> None:
 
 def test_a_disabled_policy_has_no_seat_and_owns_no_knob() -> None:
     engine = build_engine({"loss_scale": PolicySettings(enabled=False)}, mode="act")
-    assert [seat.policy.name for seat in engine.seats] == ["gradient_norm", "batch_size"]
+    assert [seat.policy.name for seat in engine.seats] == [
+        name for name in POLICIES if name != "loss_scale"
+    ]
     assert engine.owned_knobs(FACTS) == {"learning_rate_scale", "global_batch_size"}
     everything = build_engine({}, mode="act")
     assert "loss_scale" in everything.owned_knobs(FACTS)

@@ -1,0 +1,301 @@
+"""Returns to the last healthy state where nothing softer helps; ends runs that it cannot save.
+
+Theory of operation. Answers escalate: log, advise, soft (learning rate, loss scale, clipping),
+skip, rewind, stop. The first four belong to others; this policy looks whether they are enough. A
+state is **lost** if one of these holds:
+
+- an update with a non-finite gradient was applied: the weights are gone in this very step;
+- the loss is not finite for 2 steps whose updates were applied, or anything is not finite for
+  `patience` steps that were skipped: the weights were bad before, or the data is bad for long;
+- the loss is frozen while every update is skipped;
+- the gradient overflows at the floor of the loss scale `patience` times in a row;
+- the loss explodes in the first steps: the learning rate is cut by the owner of that knob in the
+  same step, but what the first steps did to the weights stays;
+- a divergence is not over `soft_patience` steps after it was found, nor has the loss come half of
+  the way back; if it has, it gets as long again.
+
+Then, if the run keeps healthy states, it **rewinds**: weights and optimizer go back, the data
+since then is passed over (PaLM skipped 200 - 500 batches and saw that the same data does no harm
+from another state), and the owner of the learning rate lowers it, so that the run does not take
+the same way again. After a rewind the run gets `cooldown` steps to show that it is well. It may
+rewind `budget` times in 1000 steps; who needs more has a cause that going back does not remove,
+and the run **stops** with a diagnosis. So does a divergence that cannot be rewound and stands
+where it began or higher after `give_up_after` steps. What else is lost and cannot be rewound is
+stopped by the owners of the knobs concerned, when their own patience ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from mindtune.policies.decisions import NO_CHANGE, Decision, RequestStop, Rewind
+from mindtune.policies.diagnosis import diagnose_lost_run
+from mindtune.policies.findings import Evidence, Finding, FindingKind, Severity
+from mindtune.policies.limits import BUDGET_WINDOW, KnobLimits
+from mindtune.policies.policy import Feedback
+from mindtune.policies.settings import PolicySettings, bounded, build
+from mindtune.policies.signals import Observation
+
+__all__ = ["RewindLimits", "RewindPolicy", "RewindState", "RewindThresholds"]
+
+_LONG = 1_000_000
+_HALF = 0.5
+_APPLIED = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewindLimits:
+    """Hard bounds."""
+
+    budget: int = bounded(3, 0, 100)
+    """Rewinds in 1000 steps; Megatron's and TREError's loops around one bad state show why there
+    must be an end. 0: never."""
+    cooldown: int = bounded(4, 1, 10_000)
+    """Steps between two rewinds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewindThresholds:
+    """When a state counts as lost."""
+
+    patience: int = bounded(5, 2, 1000)
+    """Skipped non-finite steps, or overflows at the floor, in a row: half of what ends the run."""
+    soft_patience: int = bounded(16, 2, 10_000)
+    """Steps that a lower learning rate has to end a divergence: two of its moves."""
+    calm: int = bounded(8, 1, 1000)
+    """Steps without a flag of the loss after which a divergence is over."""
+    give_up_after: int = bounded(64, 4, 100_000)
+    """Steps after which a divergence that cannot be rewound ends the run: the learning rate is at
+    its floor by then (6 cuts, 8 steps apart)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewindState:
+    """What is being waited for, and what was done."""
+
+    clock: int = 0
+    """Steps lived through."""
+    rewinds: tuple[int, ...] = ()
+    """Clocks of the rewinds that count against the budget."""
+    total: int = 0
+    """Rewinds asked for in all."""
+    since: int = _LONG
+    """Steps since the last one."""
+    bad: int = 0
+    """Steps in a row with a non-finite loss, or norm that no loss scale explains."""
+    applied: int = 0
+    """Of these in a row, the newest whose updates were applied."""
+    age: int = 0
+    """Steps since a divergence was found; 0: there is none."""
+    calm: int = 0
+    """Steps since the loss was flagged last."""
+    base: float = 0.0
+    """Loss before the divergence."""
+    opened_at: float = 0.0
+    """Loss at which it was found."""
+    deadline: int = 0
+    """Age at which it counts as lost."""
+
+
+@dataclass(frozen=True)
+class RewindPolicy:
+    """Owner of no knob: asks for events alone."""
+
+    limits: RewindLimits = RewindLimits()
+    thresholds: RewindThresholds = RewindThresholds()
+
+    @classmethod
+    def from_settings(cls, settings: PolicySettings) -> RewindPolicy:
+        """Return the policy with the user's values."""
+        return cls(
+            build(RewindLimits, settings.limits, "policies.rewind.limits"),
+            build(RewindThresholds, settings.thresholds, "policies.rewind.thresholds"),
+        )
+
+    @property
+    def name(self) -> str:
+        """Name in settings and records."""
+        return "rewind"
+
+    @property
+    def knobs(self) -> Mapping[str, KnobLimits]:
+        """What it may turn: nothing."""
+        return MappingProxyType({})
+
+    def init(self) -> RewindState:
+        """Return the state before the first step."""
+        return RewindState()
+
+    def decide(
+        self,
+        observation: Observation,
+        findings: Sequence[Finding],
+        feedback: Feedback,
+        state: RewindState,
+    ) -> tuple[Decision, RewindState]:
+        """Return a rewind, a stop, or no change."""
+        found = {finding.kind: finding for finding in findings}
+        state = self._follow(observation, found, state)
+        lost = self._lost(observation, found, state)
+        if lost is None:
+            return NO_CHANGE, state
+        if state.since < self.limits.cooldown:
+            return NO_CHANGE, state
+        if feedback.facts.can_rewind and len(state.rewinds) < self.limits.budget:
+            return self._rewind(observation, lost, state)
+        return self._stop(observation, lost, feedback, state), state
+
+    def _follow(
+        self, observation: Observation, found: Mapping[FindingKind, Finding], state: RewindState
+    ) -> RewindState:
+        clock = state.clock + 1
+        non_finite = FindingKind.NON_FINITE_LOSS in found or FindingKind.NON_FINITE_GRAD in found
+        bad = state.bad + 1 if non_finite else 0
+        skipped = observation.update_skipped
+        applied = state.applied + 1 if non_finite and skipped == 0 else 0
+        following = RewindState(
+            clock,
+            tuple(at for at in state.rewinds if clock - at < BUDGET_WINDOW),
+            state.total,
+            min(state.since + 1, _LONG),
+            min(bad, _LONG),
+            min(applied, _LONG),
+            min(state.age + 1, _LONG) if state.age else 0,
+            min(state.calm + 1, _LONG),
+            state.base,
+            state.opened_at,
+            state.deadline,
+        )
+        return self._follow_divergence(observation, found, following)
+
+    def _follow_divergence(
+        self, observation: Observation, found: Mapping[FindingKind, Finding], state: RewindState
+    ) -> RewindState:
+        """Open, go on with or close the episode of a divergence."""
+        divergence, loss = found.get(FindingKind.DIVERGENCE), observation.loss
+        if divergence is not None or FindingKind.LOSS_SPIKE in found:
+            state = replace(state, calm=0)
+        if state.age and (state.calm >= self.thresholds.calm or FindingKind.LEVEL_SHIFT in found):
+            return replace(state, age=0)
+        if loss is None or not math.isfinite(loss):
+            return state
+        if not state.age:
+            if divergence is None or divergence.severity is not Severity.CRITICAL:
+                return state
+            base = divergence.number("median") or divergence.number("lowest")
+            return replace(
+                state, age=1, base=base, opened_at=loss, deadline=self.thresholds.soft_patience
+            )
+        if state.age < state.deadline:
+            return state
+        if loss - state.base <= _HALF * (state.opened_at - state.base):
+            return replace(state, deadline=state.age + self.thresholds.soft_patience)
+        return state
+
+    def _lost(
+        self, observation: Observation, found: Mapping[FindingKind, Finding], state: RewindState
+    ) -> _Lost | None:
+        """Return why the present state is not worth going on from, if it is not."""
+        norm, skipped = observation.grad_norm, observation.update_skipped
+        if norm is not None and not math.isfinite(norm) and skipped == 0:
+            return _Lost(
+                "non-finite-update",
+                f"an update with a gradient norm of {norm} was applied: the weights are not "
+                "finite any more",
+                {"grad_norm": norm, "update_skipped": skipped},
+            )
+        if state.applied >= _APPLIED or state.bad >= self.thresholds.patience:
+            kind = (
+                FindingKind.NON_FINITE_LOSS
+                if FindingKind.NON_FINITE_LOSS in found
+                else FindingKind.NON_FINITE_GRAD
+            )
+            return _Lost(
+                "non-finite",
+                f"{found[kind].message} {state.bad} non-finite steps in a row are no single bad "
+                "batch",
+                {**found[kind].evidence, "threshold": self.thresholds.patience},
+            )
+        for kind in (FindingKind.FROZEN_LOSS, FindingKind.LOSS_SCALE_FLOOR):
+            finding = found.get(kind)
+            if (
+                finding is not None
+                and finding.severity is Severity.CRITICAL
+                and finding.number("consecutive" if "consecutive" in finding.evidence else "count")
+                >= self.thresholds.patience
+            ):
+                return _Lost(kind.value.replace("_", "-"), finding.message, finding.evidence)
+        divergence = found.get(FindingKind.DIVERGENCE)
+        if divergence is not None and divergence.number("cold_start") == 1:
+            return _Lost("explosion", divergence.message, divergence.evidence, final=False)
+        if state.age and state.age >= state.deadline:
+            return _Lost(
+                "divergence",
+                f"the loss diverged {state.age} steps ago, from {state.base:.4g}, and stands at "
+                f"{observation.loss}: lower learning rates did not bring it back",
+                {
+                    "loss": observation.loss,
+                    "median": state.base,
+                    "steps": state.age,
+                    "threshold": self.thresholds.soft_patience,
+                },
+                final=state.age >= self.thresholds.give_up_after
+                and observation.loss is not None
+                and observation.loss >= state.opened_at,
+            )
+        return None
+
+    def _rewind(
+        self, observation: Observation, lost: _Lost, state: RewindState
+    ) -> tuple[Decision, RewindState]:
+        total = state.total + 1
+        return (
+            Decision(
+                actions=(Rewind(id=f"rewind-{observation.step}-{total}", reason=lost.reason),),
+                reason=f"{lost.reason}: back to the last healthy state, past the data since then",
+                evidence={
+                    **lost.evidence,
+                    "rewinds": len(state.rewinds) + 1,
+                    "budget": self.limits.budget,
+                },
+            ),
+            RewindState(
+                clock=state.clock, rewinds=(*state.rewinds, state.clock), total=total, since=0
+            ),
+        )
+
+    def _stop(
+        self, observation: Observation, lost: _Lost, feedback: Feedback, state: RewindState
+    ) -> Decision:
+        """End a run that going back did not save, or that cannot go back and must not go on."""
+        spent = feedback.facts.can_rewind and bool(state.rewinds)
+        if not spent and not lost.final:
+            return NO_CHANGE
+        if not feedback.facts.can_rewind and lost.code != "divergence":
+            return NO_CHANGE
+        text = diagnose_lost_run(
+            observation, lost.reason, len(state.rewinds) if feedback.facts.can_rewind else None
+        )
+        return Decision(
+            actions=(RequestStop(id=f"lost-{lost.code}", diagnosis=text),),
+            reason=lost.reason,
+            evidence={
+                **lost.evidence,
+                "rewinds": len(state.rewinds),
+                "budget": self.limits.budget,
+            },
+        )
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """Why a state is lost."""
+
+    code: str
+    reason: str
+    evidence: Evidence
+    final: bool = True
+    """Whether a run that cannot go back must end for it."""

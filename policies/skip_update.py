@@ -1,0 +1,300 @@
+"""Lets the device skip a poisoned update in the very step: owns the skip threshold.
+
+Theory of operation. An update whose gradient norm is far beyond everything usual cannot be taken
+back by a decision that comes after it, so the decision is made before: the policy sets a
+threshold, and the training step compares and skips. The threshold stands at
+
+    max(ratio * median, median + deviations * deviation)
+
+of the detectors' baseline of the norm (median and median absolute deviation of the unflagged
+samples), far enough above it that no healthy step reaches it; moderate spikes are left to clipping
+and to the learning rate. Until the baseline is armed the threshold is infinite.
+
+It follows the level with hysteresis, since every move is a record: **up** at once when the target
+has left it by `raise_ratio`, since a threshold that is too low skips healthy updates, **down**
+only when the target has fallen below it by `lower_ratio` and `lower_after` steps after the last
+move. Where the detectors declare that the level has shifted, the baseline is the new level's and
+the threshold goes up with it, after 32 steps at most.
+
+A guard that fires again and again is wrong, or the run has a trouble that skipping does not cure:
+after `max_skips` skipped updates within 48 steps it **opens**: the threshold is infinite for
+`rest` steps, with an advice, and others (learning rate, rewind) deal with what is left. So a
+healthy run whose level jumps loses `max_skips` updates at the most.
+
+Setting the threshold changes nothing in a run by itself. Where it is not within reach, or in
+observe mode, nothing is asked for until an update comes that would have been skipped and whose
+loss is out of line as well (or not measured). A threshold that the user has set is left alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from mindtune.policies.decisions import NO_CHANGE, Advise, Decision, SetSkipThreshold
+from mindtune.policies.findings import Evidence, Finding, FindingKind
+from mindtune.policies.limits import KnobLimits
+from mindtune.policies.policy import Baseline, Feedback
+from mindtune.policies.settings import PolicySettings, bounded, build
+from mindtune.policies.signals import Observation
+
+__all__ = ["SkipUpdateLimits", "SkipUpdatePolicy", "SkipUpdateState", "SkipUpdateThresholds"]
+
+_KNOB = SetSkipThreshold.knob
+_WINDOW = 48
+_MASK = (1 << _WINDOW) - 1
+_LOWEST, _HIGHEST = 1e-30, 1e30
+_ANY_FACTOR = 1e60
+_LONG = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipUpdateLimits:
+    """Hard bounds."""
+
+    max_skips: int = bounded(16, 1, 48)
+    """Skipped updates within 48 steps after which the guard opens: half of the 32 steps that the
+    detectors take to declare a shift, so that a burst of 10 bad batches is skipped whole."""
+    budget: int = bounded(64, 1, 1000)
+    """Moves of the threshold in 1000 steps: 64 raises by a quarter are 6 decades."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipUpdateThresholds:
+    """When an update is poisoned."""
+
+    ratio: float = bounded(8.0, 2.0, 1e6)
+    """Norm over its median that is skipped at least; a legal shift of the level (another batch
+    size) is threefold."""
+    deviations: float = bounded(20.0, 4.0, 1e6)
+    """Robust deviations above the median that are skipped at least (OLMo-core: 6 standard
+    deviations, which independent log-normal norms with a scatter of 35 % exceed in 1 step of
+    1500; 20 they exceed in 1 of 10^8)."""
+    raise_ratio: float = bounded(1.25, 1.01, 10.0)
+    """Target over threshold that moves the threshold up."""
+    lower_ratio: float = bounded(2.0, 1.01, 100.0)
+    """Threshold over target that moves it down."""
+    lower_after: int = bounded(32, 1, 100_000)
+    """Steps between a move and one down: a quarter of the detectors' window."""
+    rest: int = bounded(128, 8, 100_000)
+    """Steps for which an opened guard stays open: the detectors take over a disordered level
+    within 128."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkipUpdateState:
+    """Where the guard stands."""
+
+    threshold: float | None = None
+    """What it stands at, as asked for last; None: not armed."""
+    since_move: int = 0
+    """Steps since then."""
+    skips: int = 0
+    """One bit per step, the newest lowest: updates skipped by the threshold."""
+    open_for: int = 0
+    """Steps for which it still stays open."""
+    openings: int = 0
+    """How often it has opened."""
+    moved: bool = False
+    """Whether it was ever asked for: before that, a finite threshold is the user's."""
+
+
+@dataclass(frozen=True)
+class SkipUpdatePolicy:
+    """Owner of `skip_threshold`."""
+
+    limits: SkipUpdateLimits = SkipUpdateLimits()
+    thresholds: SkipUpdateThresholds = SkipUpdateThresholds()
+
+    @classmethod
+    def from_settings(cls, settings: PolicySettings) -> SkipUpdatePolicy:
+        """Return the policy with the user's values."""
+        return cls(
+            build(SkipUpdateLimits, settings.limits, "policies.skip_update.limits"),
+            build(SkipUpdateThresholds, settings.thresholds, "policies.skip_update.thresholds"),
+        )
+
+    @property
+    def name(self) -> str:
+        """Name in settings and records."""
+        return "skip_update"
+
+    @property
+    def knobs(self) -> Mapping[str, KnobLimits]:
+        """What it may turn."""
+        return MappingProxyType(
+            {
+                _KNOB: KnobLimits(
+                    low=_LOWEST,
+                    high=_HIGHEST,
+                    max_factor=_ANY_FACTOR,
+                    cooldown=1,
+                    budget=self.limits.budget,
+                    check="skipped",
+                    check_after=16,
+                    off=math.inf,
+                )
+            }
+        )
+
+    def init(self) -> SkipUpdateState:
+        """Return the state before the first step."""
+        return SkipUpdateState()
+
+    def decide(
+        self,
+        observation: Observation,
+        findings: Sequence[Finding],
+        feedback: Feedback,
+        state: SkipUpdateState,
+    ) -> tuple[Decision, SkipUpdateState]:
+        """Return the threshold of the next step, advice, or no change."""
+        reported = observation.skip_threshold
+        if not state.moved and reported is not None and math.isfinite(reported):
+            return NO_CHANGE, state
+        state = _follow(observation, feedback, state, self.thresholds.rest)
+        within_reach = _KNOB in feedback.facts.reachable
+        if state.skips.bit_count() >= self.limits.max_skips and within_reach:
+            return self._open(observation, feedback.grad_norm, state)
+        if state.open_for > 0:
+            return NO_CHANGE, replace(state, open_for=state.open_for - 1)
+        baseline = feedback.grad_norm
+        if baseline is None or not baseline.armed:
+            return NO_CHANGE, state
+        target = self._target(baseline)
+        if target is None:
+            return NO_CHANGE, state
+        if not within_reach:
+            return self._tell(observation, findings, baseline, state), replace(
+                state, threshold=target
+            )
+        return self._move(target, baseline, state)
+
+    def _target(self, baseline: Baseline) -> float | None:
+        """Return where the threshold should stand, or None if the baseline gives no number."""
+        median = baseline.median
+        target = max(
+            self.thresholds.ratio * median,
+            median + self.thresholds.deviations * baseline.deviation,
+        )
+        return target if _LOWEST <= target <= _HIGHEST else None
+
+    def _move(
+        self, target: float, baseline: Baseline, state: SkipUpdateState
+    ) -> tuple[Decision, SkipUpdateState]:
+        now = state.threshold
+        if now is None:
+            why = f"the norm's baseline is armed after {baseline.count} samples"
+        elif target > self.thresholds.raise_ratio * now:
+            why = f"the norm's level has risen to {baseline.median:.4g}"
+        elif (
+            now > self.thresholds.lower_ratio * target
+            and state.since_move >= self.thresholds.lower_after
+        ):
+            why = f"the norm's level has fallen to {baseline.median:.4g}"
+        else:
+            return NO_CHANGE, state
+        return (
+            Decision(
+                actions=(SetSkipThreshold(target),),
+                reason=f"{why}: updates above {target:.4g} are poisoned",
+                evidence=_evidence(baseline, target),
+            ),
+            replace(state, threshold=target, since_move=0, moved=True),
+        )
+
+    def _open(
+        self, observation: Observation, baseline: Baseline | None, state: SkipUpdateState
+    ) -> tuple[Decision, SkipUpdateState]:
+        count = state.skips.bit_count()
+        usual = "unknown" if baseline is None else f"{baseline.median:.4g}"
+        text = (
+            f"{count} of the last {_WINDOW} updates were skipped, because their gradient norms "
+            f"(now {observation.grad_norm}) were above {state.threshold}; usual is {usual}. That "
+            "is no single bad batch: the level of the norm has changed (batch size, data, "
+            "schedule), or the weights are damaged. The guard is open for "
+            f"{self.thresholds.rest} steps; look at the data and at the learning rate."
+        )
+        openings = state.openings + 1
+        return (
+            Decision(
+                actions=(
+                    SetSkipThreshold(math.inf),
+                    Advise(id=f"skip-guard-open-{openings}", message=text),
+                ),
+                reason=f"{count} of {_WINDOW} updates were skipped (limit: "
+                f"{self.limits.max_skips})",
+                evidence={
+                    "skipped": count,
+                    "limit": self.limits.max_skips,
+                    "grad_norm": observation.grad_norm,
+                    "skip_threshold": state.threshold,
+                },
+            ),
+            SkipUpdateState(
+                threshold=None, open_for=self.thresholds.rest, openings=openings, moved=True
+            ),
+        )
+
+    def _tell(
+        self,
+        observation: Observation,
+        findings: Sequence[Finding],
+        baseline: Baseline,
+        state: SkipUpdateState,
+    ) -> Decision:
+        """Return what would have been asked for, if this update would have been skipped."""
+        norm, threshold = observation.grad_norm, state.threshold
+        if threshold is None or norm is None or not threshold < norm < math.inf:
+            return NO_CHANGE
+        agrees = observation.loss is None or any(
+            found.kind is FindingKind.LOSS_SPIKE for found in findings
+        )
+        if not agrees or observation.update_skipped:
+            return NO_CHANGE
+        return Decision(
+            actions=(SetSkipThreshold(threshold),),
+            reason=f"the update of norm {norm:.4g} is poisoned: usual is {baseline.median:.4g}",
+            evidence={**_evidence(baseline, threshold), "grad_norm": norm},
+        )
+
+
+def _follow(
+    observation: Observation, feedback: Feedback, state: SkipUpdateState, rest: int
+) -> SkipUpdateState:
+    """Return the state with this step counted, and with what became of the last request."""
+    norm, threshold = observation.grad_norm, state.threshold
+    by_guard = (
+        bool(observation.update_skipped)
+        and norm is not None
+        and threshold is not None
+        and threshold < norm < math.inf
+    )
+    open_for = state.open_for
+    last = feedback.knobs.get(_KNOB)
+    if last is not None and last.verdict == "undone" and last.step == observation.step:
+        open_for = rest
+    # The step's own report holds; without one, what was granted last.
+    acting = observation.skip_threshold
+    if acting is None and last is not None:
+        acting = last.granted
+    if state.moved and acting is not None and not math.isnan(acting):
+        threshold = acting if math.isfinite(acting) else None
+    return replace(
+        state,
+        threshold=threshold,
+        since_move=min(state.since_move + 1, _LONG),
+        skips=((state.skips << 1) | int(by_guard)) & _MASK,
+        open_for=open_for,
+    )
+
+
+def _evidence(baseline: Baseline, target: float) -> Evidence:
+    return {
+        "median": baseline.median,
+        "deviation": baseline.deviation,
+        "samples": baseline.count,
+        "threshold": target,
+    }
