@@ -187,7 +187,7 @@ class Arbitration:
             return
         entry, acting = ledger.entry(knob), ledger.acting(knob)
         value = _cut(wanted, acting, limits)
-        if acting is not None and (value == acting or abs(value - acting) <= _SAME * abs(acting)):
+        if acting is not None and math.isclose(value, acting, rel_tol=_SAME):
             return
         code, rule = self._obstacle(entry, limits, mode, knob)
         if code:

@@ -73,5 +73,7 @@ class ArbiterState:
     knobs: Mapping[str, KnobState] = field(default_factory=dict)
     events: tuple[str, ...] = ()
     """Newest ids of events that were recorded: an event happens once."""
+    history: tuple[str, ...] = ()
+    """Newest actions in words, for the diagnosis of a stop; guards and advice left out."""
     rewound_step: int | None = None
     """Step at which the last return to an earlier state was granted."""

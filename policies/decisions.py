@@ -14,6 +14,7 @@ from mindtune.policies.findings import Evidence
 
 __all__ = [
     "EVENTS",
+    "GUARDS",
     "KNOBS",
     "NO_CHANGE",
     "SET_POINTS",
@@ -136,6 +137,10 @@ SET_POINTS: tuple[type[SetPoint], ...] = (
     SetCompressionRatio,
 )
 EVENTS: tuple[type[Event], ...] = (Rewind, RequestStop, Advise)
+
+GUARDS: tuple[type[SetPoint], ...] = (SetSkipThreshold,)
+"""Set-points that change nothing in a run by themselves: they only say what the device is to
+refuse. A healthy run gets them and no other."""
 
 KNOBS: dict[str, type[SetPoint]] = {action.knob: action for action in SET_POINTS}
 """Live knobs by the name of the signal in which the step reports the value that acted."""

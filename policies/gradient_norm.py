@@ -18,6 +18,9 @@ nothing at all in a step whose update was skipped, since no rate acted in it. A 
 not cured by a lower rate (the weights are gone, or the batch was bad): after `stop_after` in a row
 the run is ended with a diagnosis, as it is when the loss is frozen while every update is skipped.
 
+After a **rewind** the rate is cut by `factor`, unless it was cut within the last
+`patience_after_cut` steps: the same state with the same rate would take the same way.
+
 After `recover_after` steps without trouble the scale is raised by 1 / `factor`, up to 1, the
 schedule itself; the arbiter takes back a raise after which the loss is worse. A raise that was
 taken back, or that trouble follows, multiplies the stretch before the next one by
@@ -29,7 +32,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from mindtune.policies.decisions import (
@@ -40,18 +43,18 @@ from mindtune.policies.decisions import (
 )
 from mindtune.policies.diagnosis import diagnose_floor_of_learning_rate, stop_dead_run
 from mindtune.policies.findings import Finding, FindingKind, Severity
+from mindtune.policies.gradient_norm_settings import (
+    GradientNormLimits,
+    GradientNormState,
+    GradientNormThresholds,
+)
 from mindtune.policies.limits import KnobLimits
 from mindtune.policies.policy import Feedback
-from mindtune.policies.settings import PolicySettings, bounded, build
+from mindtune.policies.settings import PolicySettings, build
 from mindtune.policies.signals import Observation
 from mindtune.policies.windows import median, push
 
-__all__ = [
-    "GradientNormLimits",
-    "GradientNormPolicy",
-    "GradientNormState",
-    "GradientNormThresholds",
-]
+__all__ = ["GradientNormPolicy"]
 
 _KNOB = SetLearningRateScale.knob
 _LEVEL = 4
@@ -63,81 +66,12 @@ _GROWN = 1.5
 _WHOLE = 1.0 - 1e-6
 
 
-@dataclass(frozen=True, kw_only=True)
-class GradientNormLimits:
-    """Hard bounds."""
-
-    min_scale: float = bounded(1 / 64, 1e-6, 1.0)
-    """Smallest scale: room for a rate that is 30 times too high."""
-    cooldown: int = bounded(4, 1, 10_000)
-    """Steps between two moves."""
-    budget: int = bounded(16, 1, 1000)
-    """Moves in 1000 steps: one descent to the floor and back, twice."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradientNormThresholds:
-    """When it acts, and how strongly."""
-
-    factor: float = bounded(0.5, 0.1, 0.95)
-    """Cut on trouble; its inverse is the raise (ReduceLROnPlateau's usual range is 0.1 - 0.5)."""
-    patience: int = bounded(3, 1, 100)
-    """Flags in a row that make trouble (MindFormers' skip rule: 2; Foundry's monitor: 5)."""
-    rate: int = bounded(8, 2, 52)
-    """Flags within the detectors' window of 48 that make trouble."""
-    norm_ratio: float = bounded(5.0, 1.0, 1000.0)
-    """Norm over its median that counts where no loss is measured: a level that shifts threefold
-    (another batch size) is none."""
-    patience_after_cut: int = bounded(8, 1, 1000)
-    """Steps in which a cut may show its effect before the next one."""
-    cold_factor: float = bounded(0.0625, 0.01, 0.95)
-    """Cut on an explosion in the cold start."""
-    cold_patience: int = bounded(6, 1, 1000)
-    """Steps in which such a cut may show its effect."""
-    recover_after: int = bounded(64, 4, 100_000)
-    """Steps without trouble before a raise."""
-    recover_after_cold: int = bounded(128, 4, 100_000)
-    """The same after an explosion in the cold start."""
-    relapse_factor: float = bounded(4.0, 1.0, 100.0)
-    """Growth of that stretch with every raise that did not hold."""
-    stop_after: int = bounded(10, 2, 10_000)
-    """Non-finite values in a row that end the run (MindFormers' skip gate: 10)."""
-
-
-@dataclass(frozen=True, slots=True)
-class GradientNormState:
-    """What has been done, and how the run has been since."""
-
-    losses: tuple[float, ...] = ()
-    """Newest finite losses."""
-    since_move: int | None = None
-    """Steps since the last move; None: never moved."""
-    healthy: int = 0
-    """Steps in a row without trouble."""
-    stretch: int = 0
-    """Healthy steps that the next raise needs; 0: the default."""
-    rescuing: int = 0
-    """Steps for which an explosion in the cold start is still being answered."""
-    cold: bool = False
-    """Whether the last trouble was one."""
-    level: float = 0.0
-    """Median loss at the last cut of the rescue."""
-    lowest: float = 0.0
-    """Loss that the rescue wants back."""
-    first_flagged: float | None = None
-    """First loss of the present row of flagged ones."""
-    raised: bool = False
-    """Whether the last move was a raise."""
-    undone_step: int = 0
-    """Step of the last undo that was taken in."""
-
-
 @dataclass(frozen=True)
 class GradientNormPolicy:
     """Owner of `learning_rate_scale`."""
 
-    limits: GradientNormLimits = GradientNormLimits()
-    thresholds: GradientNormThresholds = GradientNormThresholds()
+    limits: GradientNormLimits = field(default_factory=GradientNormLimits)
+    thresholds: GradientNormThresholds = field(default_factory=GradientNormThresholds)
 
     @classmethod
     def from_settings(cls, settings: PolicySettings) -> GradientNormPolicy:
@@ -189,6 +123,8 @@ class GradientNormPolicy:
         if stop is not None:
             return stop, state
         scale = _acting(observation, feedback)
+        if feedback.rewound_step is not None and feedback.rewound_step != state.rewound_step:
+            return self._after_rewind(scale, feedback.rewound_step, state)
         trouble = self._trouble(observation, found, state)
         if trouble is not None:
             return self._cut(observation, scale, trouble, state)
@@ -225,6 +161,7 @@ class GradientNormPolicy:
             first,
             state.raised,
             state.undone_step,
+            state.rewound_step,
         )
         last = feedback.knobs.get(_KNOB)
         if last is None or last.verdict != "undone" or last.step == state.undone_step:
@@ -326,6 +263,35 @@ class GradientNormPolicy:
                 evidence={**trouble.evidence, "scale": scale},
             ),
             following,
+        )
+
+    def _after_rewind(
+        self, scale: float, rewound_step: int, state: GradientNormState
+    ) -> tuple[Decision, GradientNormState]:
+        """Do not take the same way again: lower the rate, unless that has just been done."""
+        since = state.since_move
+        just_cut = since is not None and since <= self.thresholds.patience_after_cut
+        state = replace(
+            state,
+            losses=(),
+            # What a rescue wants back is there again, unless it is lost once more.
+            level=state.lowest,
+            healthy=0,
+            first_flagged=None,
+            rewound_step=rewound_step,
+        )
+        floor = self.limits.min_scale
+        if (just_cut and not state.raised) or scale <= floor * (1 + 1e-6):
+            return NO_CHANGE, state
+        value = max(floor, scale * self.thresholds.factor)
+        return (
+            Decision(
+                actions=(SetLearningRateScale(value),),
+                reason=f"the run returned to an earlier state after step {rewound_step}: on from "
+                "there with a lower rate",
+                evidence={"scale": scale, "rewound_step": rewound_step},
+            ),
+            replace(state, since_move=0, raised=False),
         )
 
     def _rescue(

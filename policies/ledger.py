@@ -14,6 +14,7 @@ from dataclasses import replace
 from mindtune.policies.arbiter_state import ArbiterState, KnobState, Pending
 from mindtune.policies.coupling import learning_rate_factor
 from mindtune.policies.decisions import (
+    GUARDS,
     KNOBS,
     Action,
     Advise,
@@ -44,6 +45,7 @@ BATCH = SetBatchSize.knob
 _LR = SetLearningRateScale.knob
 _RECENT = 16
 _MAX_EVENTS = 64
+_MAX_HISTORY = 6
 _UNTOUCHED = KnobState()
 
 
@@ -73,6 +75,7 @@ class Ledger:
         self._batch_factor = state.batch_factor
         self._events = state.events
         self._rewound_step = state.rewound_step
+        self._history = state.history
         self._set_points: dict[str, SetPoint] = {}
         self._granted_events: list[Event] = []
 
@@ -107,6 +110,9 @@ class Ledger:
         if event.id in self._events:
             return
         self._events = (*self._events[-_MAX_EVENTS + 1 :], event.id)
+        if isinstance(event, RequestStop) and self._history:
+            told = f"{event.diagnosis} Last actions: {'; '.join(self._history)}."
+            event = replace(event, diagnosis=told)
         self.records.append(
             ActionRecord(
                 step=self.observation.step,
@@ -122,6 +128,7 @@ class Ledger:
             self._granted_events.append(event)
             if isinstance(event, Rewind):
                 self._rewound_step = self.observation.step
+                self._remember(f"{policy} returned to an earlier state")
 
     def record(
         self,
@@ -166,6 +173,9 @@ class Ledger:
         record = self.record(policy, knob, value, verdict, reason, evidence, entry)
         self.records.append(record)
         self.written.add(knob)
+        if KNOBS[knob] not in GUARDS:
+            before = "unknown" if record.before is None else f"{record.before:g}"
+            self._remember(f"{policy} set {knob} from {before} to {value * self._unit(knob):g}")
         baseline, spread = baseline_of(self.table[knob][1].check, self.state, self.observation)
         feedback = KnobFeedback(
             step=self.observation.step,
@@ -191,6 +201,10 @@ class Ledger:
             self._set_points[knob] = action(value * self._unit(knob))
         if knob == BATCH:
             self.follow_batch(value, policy)
+
+    def _remember(self, action: str) -> None:
+        told = f"step {self.observation.step}: {action}"
+        self._history = (*self._history[-_MAX_HISTORY + 1 :], told)
 
     def follow_batch(self, batch: float, policy: str) -> None:
         """Let the learning rate follow the batch that will act."""
@@ -250,6 +264,7 @@ class Ledger:
             batch_factor=self._batch_factor,
             knobs=self.knobs,
             events=self._events,
+            history=self._history,
             rewound_step=self._rewound_step,
         )
         grants = (*self._set_points.values(), *self._granted_events)

@@ -70,10 +70,7 @@ def follow(
 ) -> Pending:
     """Return `pending` with this step's report of the knob and sample of the signal added."""
     if not pending.effective and acting is not None:
-        if acting == pending.value or (
-            abs(acting - pending.value) <= _RELATIVE_MATCH * max(abs(pending.value), 1e-12)
-            and math.isfinite(acting)
-        ):
+        if math.isclose(acting, pending.value, rel_tol=_RELATIVE_MATCH, abs_tol=1e-15):
             pending = replace(pending, effective=True)
         else:
             return replace(pending, mismatches=pending.mismatches + 1)

@@ -17,11 +17,12 @@ state is **lost** if one of these holds:
 Then, if the run keeps healthy states, it **rewinds**: weights and optimizer go back, the data
 since then is passed over (PaLM skipped 200 - 500 batches and saw that the same data does no harm
 from another state), and the owner of the learning rate lowers it, so that the run does not take
-the same way again. After a rewind the run gets `cooldown` steps to show that it is well. It may
-rewind `budget` times in 1000 steps; who needs more has a cause that going back does not remove,
-and the run **stops** with a diagnosis. So does a divergence that cannot be rewound and stands
-where it began or higher after `give_up_after` steps. What else is lost and cannot be rewound is
-stopped by the owners of the knobs concerned, when their own patience ends.
+the same way again. After a rewind the run gets `cooldown` steps to show that it is well, and a
+loss that had diverged gets `soft_patience` steps to come back. It may rewind `budget` times in
+1000 steps; who needs more has a cause that going back does not remove, and the run **stops** with
+a diagnosis. So does a divergence that cannot be rewound and stands where it began or higher after
+`give_up_after` steps. What else is lost and cannot be rewound is stopped by the owners of the
+knobs concerned, when their own patience ends.
 """
 
 from __future__ import annotations
@@ -176,7 +177,8 @@ class RewindPolicy:
     ) -> RewindState:
         """Open, go on with or close the episode of a divergence."""
         divergence, loss = found.get(FindingKind.DIVERGENCE), observation.loss
-        if divergence is not None or FindingKind.LOSS_SPIKE in found:
+        above = state.age and loss is not None and not self._is_half_back(loss, state)
+        if above or divergence is not None or FindingKind.LOSS_SPIKE in found:
             state = replace(state, calm=0)
         if state.age and (state.calm >= self.thresholds.calm or FindingKind.LEVEL_SHIFT in found):
             return replace(state, age=0)
@@ -191,9 +193,13 @@ class RewindPolicy:
             )
         if state.age < state.deadline:
             return state
-        if loss - state.base <= _HALF * (state.opened_at - state.base):
+        if self._is_half_back(loss, state):
             return replace(state, deadline=state.age + self.thresholds.soft_patience)
         return state
+
+    def _is_half_back(self, loss: float, state: RewindState) -> bool:
+        """Return whether a loss is nearer to that before the divergence than to that at it."""
+        return loss - state.base <= _HALF * (state.opened_at - state.base)
 
     def _lost(
         self, observation: Observation, found: Mapping[FindingKind, Finding], state: RewindState
@@ -207,7 +213,9 @@ class RewindPolicy:
                 "finite any more",
                 {"grad_norm": norm, "update_skipped": skipped},
             )
-        if state.applied >= _APPLIED or state.bad >= self.thresholds.patience:
+        # A row that goes on after a rewind does not come from the weights: others end it.
+        lasts = self.thresholds.patience <= state.bad <= state.since
+        if state.applied >= _APPLIED or lasts:
             kind = (
                 FindingKind.NON_FINITE_LOSS
                 if FindingKind.NON_FINITE_LOSS in found
@@ -262,8 +270,15 @@ class RewindPolicy:
                     "budget": self.limits.budget,
                 },
             ),
-            RewindState(
-                clock=state.clock, rewinds=(*state.rewinds, state.clock), total=total, since=0
+            replace(
+                state,
+                rewinds=(*state.rewinds, state.clock),
+                total=total,
+                since=0,
+                # The loss must come back now, or it was not the weights.
+                age=min(state.age, 1),
+                calm=0,
+                deadline=self.thresholds.soft_patience,
             ),
         )
 
