@@ -27,6 +27,7 @@ __all__ = ["Actuators", "UpdateStepActuators", "UpdateStepLike"]
 
 _LOGGER = logging.getLogger(__name__)
 _COUNT = "num_microbatches"
+_SPLIT = "micro_batch_split"
 
 
 class Actuators(Protocol):
@@ -71,8 +72,15 @@ class UpdateStepLike(Protocol):
     def set_loss_scale(self, scale: float) -> None:
         """Set the loss scale."""
 
+    @property
+    def micro_batch_rows(self) -> int | None:
+        """Samples of the newest micro-batch as it came in; None where it cannot be split."""
+
     def set_num_microbatches(self, count: int) -> None:
         """Set the micro-batches per optimizer step."""
+
+    def set_micro_batch_split(self, parts: int) -> None:
+        """Set the parts in which every micro-batch is run."""
 
     def set_clip_norm(self, norm: float | None) -> None:
         """Set the bound of the gradient norm."""
@@ -111,7 +119,7 @@ class UpdateStepActuators:
 
     @property
     def reachable(self) -> frozenset[str]:
-        """All but the micro-batch size, as far as the step was built for them."""
+        """All knobs that the step was built for and the batches seen so far allow."""
         names = {"learning_rate_scale", "clip_norm", "skip_threshold"}
         if self._loss_scale_dynamic is not None:
             names.add("loss_scale")
@@ -119,11 +127,23 @@ class UpdateStepActuators:
             names.add("compression_ratio")
         if self._micro_batch_size is not None:
             names.add("global_batch_size")
+        if self._step.micro_batch_rows is not None:
+            names.add("micro_batch_size")
         return frozenset(names)
 
     def learn_batch(self, micro_batch_size: int) -> None:
         """From now on the batch size can be turned, in multiples of `micro_batch_size`."""
         self._micro_batch_size = micro_batch_size
+        parts = round(self._values.get(_SPLIT, 1))
+        if micro_batch_size % parts:
+            _LOGGER.warning(
+                "%s of the saved run is left out: %d parts do not divide a micro-batch of %d",
+                _SPLIT,
+                parts,
+                micro_batch_size,
+            )
+            del self._values[_SPLIT]
+            self._step.set_micro_batch_split(1)
 
     def take_over(self, knobs: frozenset[str]) -> None:
         """Let the step's own loss-scale rule rest where a policy manages the scale."""
@@ -152,10 +172,10 @@ class UpdateStepActuators:
             case SetCompressionRatio(value):
                 self._step.set_compression_ratio(value)
             case SetMicroBatch(value):
-                raise ConfigError(
-                    f"micro_batch_size is fixed by the dataset, but got {value}; resize the "
-                    "global batch, which changes the number of micro-batches."
-                )
+                parts = self._parts(value)
+                self._step.set_micro_batch_split(parts)
+                self._values[_SPLIT] = parts
+                return
             case _:
                 assert_never(action)
         self._values[action.knob] = float(action.value)
@@ -169,17 +189,35 @@ class UpdateStepActuators:
     def restore(self, values: Mapping[str, float]) -> None:
         """Set what a saved run had set; what no policy had set stays as the user has it now."""
         for name, value in values.items():
-            if name == _COUNT:
-                self._step.set_num_microbatches(int(value))
-                self._values[_COUNT] = value
-                continue
-            if name not in self.reachable:
+            if name not in (_COUNT, _SPLIT) and name not in self.reachable:
                 _LOGGER.warning("%s of the saved run is left out: this step has none", name)
                 continue
             try:
-                self.apply(KNOBS[name](value))  # type: ignore[arg-type] # of float knobs
+                if name == _COUNT:
+                    self._step.set_num_microbatches(int(value))
+                    self._values[_COUNT] = value
+                elif name == _SPLIT:
+                    self._step.set_micro_batch_split(int(value))
+                    self._values[_SPLIT] = value
+                else:
+                    self.apply(KNOBS[name](value))  # type: ignore[arg-type] # of float knobs
             except ConfigError as error:
                 _LOGGER.warning("%s of the saved run is left out: %s", name, error)
+
+    def _parts(self, micro_batch_size: int) -> int:
+        rows = self._step.micro_batch_rows
+        if rows is None:
+            raise ConfigError(
+                f"micro_batch_size cannot be set to {micro_batch_size}: no micro-batch was seen "
+                "whose inputs are Tensors of one common first axis, along which it could be split."
+            )
+        if micro_batch_size < 1 or rows % micro_batch_size:
+            sizes = ", ".join(str(size) for size in range(1, rows + 1) if rows % size == 0)
+            raise ConfigError(
+                f"micro_batch_size must divide the {rows} samples of the dataset's micro-batch, "
+                f"but got {micro_batch_size}; use one of {sizes}."
+            )
+        return rows // micro_batch_size
 
     def _count(self, global_batch_size: int) -> int:
         if self._micro_batch_size is None:

@@ -17,7 +17,7 @@ from mindtune.controller.live.batch import batch_facts
 from mindtune.controller.live.opening import make_engine, open_session
 from mindtune.controller.live.session import LiveSession
 from mindtune.controller.live.settings import load_settings
-from mindtune.controller.live.state import ControllerState
+from mindtune.controller.live.state import ControllerState, read_state
 from mindtune.controller.live.workload import Workload
 from mindtune.controller.records import RunFolder
 
@@ -45,8 +45,8 @@ class TuneCallback(Callback):
 
     Args:
         config: Path of a best_config.yaml (or of a MindFormers YAML with a `mindtune` block), a
-            dict of such content or of the keys mode, out_dir, policies, learned, watchdog and
-            max_num_microbatches; None: the file named by MINDTUNE_CONFIG, or defaults. The
+            dict of such content or of the keys mode, out_dir, policies, learned, watchdog, rewind
+            and max_num_microbatches; None: the file named by MINDTUNE_CONFIG, or defaults. The
             default mode is observe: nothing is changed.
         tokens_per_sample: Tokens of one sample; None: the width of the first integer matrix in
             the batch, if there is one.
@@ -137,7 +137,7 @@ class TuneCallback(Callback):
         Raises:
             ConfigError: It is not what `state_dict` returned.
         """
-        self._carried = ControllerState.from_dict(dict(state))
+        self._carried = read_state(dict(state))
 
     def __exit__(
         self,
@@ -177,11 +177,17 @@ class TuneCallback(Callback):
         """A call has returned: decide, act, record."""
         params = run_context.original_args()
         session = self._bound()
-        self._look_for_checkpoint(params)
+        # One that a callback in front of this one wrote: this step's time holds it, and it has
+        # the weights after this step's update, to which the state after its decisions belongs.
+        saved = self._finds_checkpoint(params)
+        if saved:
+            session.note_save()
         # In a loop on the device one call stands for many steps.
         num_steps = max(1, params.cur_step_num - self._calls)
         self._calls = params.cur_step_num
         session.end_call(params.net_outputs, num_steps=num_steps)
+        if saved:
+            session.keep_state()
         if session.stop_reason is not None:
             run_context.request_stop()
 
@@ -220,10 +226,14 @@ class TuneCallback(Callback):
         return self._session
 
     def _look_for_checkpoint(self, params: Any) -> None:
-        latest = _latest_checkpoint(params)
-        if latest != self._checkpoint:
-            self._checkpoint = latest
+        if self._finds_checkpoint(params):
             self._bound().saved()
+
+    def _finds_checkpoint(self, params: Any) -> bool:
+        """Tell whether a checkpoint was written since the last call."""
+        latest, before = _latest_checkpoint(params), self._checkpoint
+        self._checkpoint = latest
+        return latest != before
 
 
 def _latest_checkpoint(params: Any) -> str:

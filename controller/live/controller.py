@@ -17,6 +17,7 @@ from typing import Any, Final
 from mindtune.controller.contract import DecisionRecord
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.actuators import Actuators
+from mindtune.controller.live.snapshots import Snapshots
 from mindtune.controller.records.recorder import Recorder
 from mindtune.policies.decisions import (
     Action,
@@ -53,14 +54,21 @@ class LiveController:
         actuators: What turns the knobs.
         recorder: Where everything is written down; None on all ranks but the first, and where no
             records are kept.
+        snapshots: Earlier states to return to; None: there are none.
     """
 
     def __init__(
-        self, engine: Engine, actuators: Actuators, *, recorder: Recorder | None = None
+        self,
+        engine: Engine,
+        actuators: Actuators,
+        *,
+        recorder: Recorder | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         self._engine = engine
         self._actuators = actuators
         self._recorder = recorder
+        self._snapshots = snapshots
         self.engine_state: EngineState | None = None
         """State of detectors, policies and arbiter; None before `start`."""
         self.finding_counts: Counter[str] = Counter()
@@ -69,6 +77,9 @@ class LiveController:
         """Actions that were granted and carried out; advice changes nothing and is not counted."""
         self.stop_diagnosis: str | None = None
         """Why a policy ends the run; None while none does."""
+        self.copied_state = False
+        """Whether the last step's decisions copied the weights or brought an earlier copy back,
+        which takes time."""
         self._incidents: dict[str, tuple[int, int]] = {}
         self._told: set[str] = set()
 
@@ -97,8 +108,11 @@ class LiveController:
         result = self._engine.step(observation, self.engine_state)
         self.engine_state = result.state
         alarm = self._take_findings(result.findings)
-        refusals = self._carry_out(result.grants, observation)
-        self._record(result, refusals)
+        self.copied_state = False
+        refusals, returned = self._carry_out(result.grants, observation)
+        self._record(result, refusals, returned)
+        if self._snapshots is not None and not returned:
+            self.copied_state = self._snapshots.note(observation.step, healthy=result.healthy)
         if self._recorder is not None:
             self._recorder.observation(
                 recorded or observation, alarm=alarm or bool(result.records)
@@ -150,10 +164,17 @@ class LiveController:
             )
         return alarm
 
-    def _carry_out(self, grants: Iterable[Action], observation: Observation) -> dict[Action, str]:
-        """Do what was granted; return what could not be done, with the reasons."""
+    def _carry_out(
+        self, grants: Iterable[Action], observation: Observation
+    ) -> tuple[dict[Action, str], dict[Action, int]]:
+        """Do what was granted.
+
+        Returns:
+            What could not be done, with the reasons, and the steps that were returned to.
+        """
         acting_scale = observation.learning_rate_scale or 0.0
         refusals: dict[Action, str] = {}
+        returned: dict[Action, int] = {}
         # The batch comes first: the learning rate may follow it.
         for action in sorted(grants, key=lambda action: not isinstance(action, SetBatchSize)):
             match action:
@@ -165,10 +186,11 @@ class LiveController:
                         _LOGGER.warning("step %d: advice: %s", observation.step, message)
                     continue
                 case Rewind():
-                    refusals[action] = (
-                        "this version cannot return to an earlier state; restart from a checkpoint"
-                    )
-                    continue
+                    try:
+                        returned[action] = self._rewind()
+                    except ConfigError as error:
+                        refusals[action] = str(error)
+                        continue
                 case SetLearningRateScale(value) if value > acting_scale and _has_batch(refusals):
                     refusals[action] = "the batch, which it may follow, could not be resized"
                     continue
@@ -179,13 +201,26 @@ class LiveController:
                         refusals[action] = str(error)
                         continue
             self.num_actions += 1
-        return refusals
+        return refusals, returned
 
-    def _record(self, result: StepResult, refusals: dict[Action, str]) -> None:
-        """Log what was granted and write all records, refusals of the actuators included."""
+    def _rewind(self) -> int:
+        """Return to the newest healthy state; the result is its step."""
+        if self._snapshots is None:
+            raise ConfigError(
+                "this run keeps no earlier states to return to; restart from a checkpoint."
+            )
+        step = self._snapshots.rewind()
+        self.copied_state = True
+        return step
+
+    def _record(
+        self, result: StepResult, refusals: dict[Action, str], returned: dict[Action, int]
+    ) -> None:
+        """Log what was granted and write all records, with what the actuators made of them."""
         refused: dict[tuple[str, object], str] = {
             (type(action).__name__, _requested(action)): why for action, why in refusals.items()
         }
+        steps = {_requested(action): step for action, step in returned.items()}
         for entry in result.records:
             record = DecisionRecord(
                 step=entry.step,
@@ -204,6 +239,10 @@ class LiveController:
             if why is not None and entry.verdict == "granted":
                 record = record.model_copy(update={"verdict": "refused", "reason": why})
             self._log(record)
+            if entry.action == Rewind.__name__ and entry.requested in steps:
+                step = steps[entry.requested]
+                record = record.model_copy(update={"acted": float(step)})
+                _LOGGER.warning("step %d: returned to the state of step %d", entry.step, step)
             if self._recorder is not None:
                 self._recorder.decision(record)
 

@@ -182,6 +182,7 @@ class ForeignStep:
     """
 
     ranks_agree = False
+    snapshots: None = None
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from mindtune.controller.live.opening import make_engine, open_session
 from mindtune.controller.live.packed import StepReport
 from mindtune.controller.live.session import LiveSession
 from mindtune.controller.live.settings import load_settings
-from mindtune.controller.live.state import ControllerState
+from mindtune.controller.live.state import ControllerState, read_state
 from mindtune.controller.live.update_step import UpdateStep
 from mindtune.controller.live.workload import Workload
 from mindtune.controller.records import RunFolder
@@ -206,7 +206,7 @@ class tune_loop:  # noqa: N801 - read as a statement: `with tune_loop(...) as lo
         Raises:
             ConfigError: It is not what `state_dict` returned.
         """
-        self._carried = ControllerState.from_dict(dict(state))
+        self._carried = read_state(dict(state))
 
     def _bound(self) -> LiveSession:
         if self._session is None:

@@ -197,6 +197,8 @@ class Sensors:
     def _batch(self, signals: StepSignals) -> BatchFacts:
         """Sizes of the step that is complete; a ragged last batch counts its own tokens."""
         size = self.micro_batch_size
+        if size is not None:
+            size //= signals.micro_batch_split
         degree = self._adapter.data_parallel
         known = self._samples_known and degree is not None
         samples = self._samples * (degree or 1) if known else None

@@ -18,6 +18,8 @@ from mindtune.controller.live.ranks import (
 )
 from mindtune.controller.live.session import LiveSession
 from mindtune.controller.live.settings import DEFAULT_PARENT, LiveSettings
+from mindtune.controller.live.snapshot_storage import open_snapshots
+from mindtune.controller.live.snapshots import Snapshots
 from mindtune.controller.live.state import ControllerState, find_state
 from mindtune.controller.live.step_adapter import OwnStep, StepAdapter
 from mindtune.controller.live.trial_report import TrialReport
@@ -97,9 +99,12 @@ def open_session(
     agrees = place.size == 1 or (own is not None and own.layout.world_size == place.size)
     engine = make_engine(settings, observe_only=not agrees)
     acts = any(seat.mode == "act" for seat in engine.seats)
+    if place.rank == 0 and settings.keeps_records and folder is None:
+        folder = _folder(settings)
     adapter: StepAdapter
     if own is not None:
-        adapter = OwnStep(own, acts=acts, job_size=place.size)
+        snapshots = _snapshots(settings, engine, own, place, folder)
+        adapter = OwnStep(own, acts=acts, job_size=place.size, snapshots=snapshots)
     else:
         optimizer = getattr(train_network, "optimizer", None)
         adapter = ForeignStep(
@@ -111,8 +116,6 @@ def open_session(
         )
     context = TrialContext.from_env()
     trial = None if context is None else TrialReport(context, rank=place.rank)
-    if place.rank == 0 and settings.keeps_records and folder is None:
-        folder = _folder(settings)
     recorder = None if folder is None else Recorder(folder)
     session = LiveSession(
         settings,
@@ -144,6 +147,24 @@ def _folder(settings: LiveSettings) -> RunFolder:
     folder = new_run_folder(DEFAULT_PARENT)
     _LOGGER.warning("mindtune records this run in %s", folder.path)
     return folder
+
+
+def _snapshots(
+    settings: LiveSettings,
+    engine: Engine,
+    step: UpdateStep,
+    place: JobRank,
+    folder: RunFolder | None,
+) -> Snapshots | None:
+    """Return what keeps earlier states, where a policy that returns to them acts."""
+    returns = any(seat.policy.name == "rewind" and seat.mode == "act" for seat in engine.seats)
+    if not (settings.rewind.enabled and returns):
+        return None
+    if folder is None and settings.keeps_records and settings.out_dir is not None:
+        folder = RunFolder(settings.out_dir)
+    return open_snapshots(
+        settings.rewind, step, place, folder=None if folder is None else folder.state
+    )
 
 
 def _saved_state(settings: LiveSettings, adapter: StepAdapter) -> ControllerState | None:

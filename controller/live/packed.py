@@ -78,7 +78,7 @@ class StepReport:
     compression_ratio: float
     """Share of gradient entries that were exchanged; 1 without top-k compression."""
     num_microbatches: int
-    """Micro-batches whose mean gradient acted."""
+    """Micro-batches whose mean gradient acted; parts count where each came in parts."""
     clean_steps: int
     """Steps without overflow in a row, this one included."""
     rank_losses: tuple[float, ...]
@@ -87,15 +87,24 @@ class StepReport:
     """Norm of every rank's own gradient before reduction; None without compression."""
     rank_rows: tuple[tuple[float, ...], ...]
     """The host signals of every rank, as `set_host_signals` was last given them."""
+    micro_batch_split: int = 1
+    """Parts in which each incoming micro-batch was run."""
 
 
-def unpack(values: Sequence[float], *, world_size: int, uses_loss_scale: bool) -> StepReport:
+def unpack(
+    values: Sequence[float],
+    *,
+    world_size: int,
+    uses_loss_scale: bool,
+    micro_batch_split: int = 1,
+) -> StepReport:
     """Return the report held by one packed vector.
 
     Args:
         values: The vector as fetched, `len(PACKED_FIELDS) + world_size * NUM_ROW_FIELDS` numbers.
         world_size: Number of ranks.
         uses_loss_scale: Whether a loss scale is in use; else it is reported as None.
+        micro_batch_split: Parts of each incoming micro-batch, which the host counts.
     """
     head = dict(zip(PACKED_FIELDS, values, strict=False))
     rows = [
@@ -125,4 +134,5 @@ def unpack(values: Sequence[float], *, world_size: int, uses_loss_scale: bool) -
         rank_losses=tuple(row[0] for row in rows),
         rank_grad_norms=None if all(map(math.isnan, local_norms)) else local_norms,
         rank_rows=tuple(row[2:] for row in rows),
+        micro_batch_split=micro_batch_split,
     )

@@ -49,6 +49,7 @@ class StepSignals:
     skip_threshold: float | None = None
     compression_ratio: float | None = None
     num_microbatches: int | None = None
+    micro_batch_split: int = 1
     rank_rows: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
@@ -66,6 +67,7 @@ class StepSignals:
             skip_threshold=report.skip_threshold,
             compression_ratio=report.compression_ratio,
             num_microbatches=report.num_microbatches,
+            micro_batch_split=report.micro_batch_split,
             rank_rows=report.rank_rows,
         )
 

@@ -77,7 +77,9 @@ class LiveSession:
             timer=self._timer,
             read_device=self._probe.reading,
         )
-        self.controller = LiveController(engine, adapter.actuators, recorder=recorder)
+        self.controller = LiveController(
+            engine, adapter.actuators, recorder=recorder, snapshots=adapter.snapshots
+        )
         self._report = RunReport(self.controller)
         self._watchdog = self._make_watchdog()
         self._resumed: ControllerState | None = None
@@ -97,6 +99,9 @@ class LiveSession:
             self.step = resumed.step
             self._adapter.actuators.restore(resumed.knobs)
             _LOGGER.info("the controller goes on from step %d", resumed.step)
+        if self._adapter.snapshots is not None:
+            saved = None if resumed is None else resumed.snapshots
+            self._adapter.snapshots.begin(self.step, saved=saved)
         if self._adapter.unreachable:
             names = ", ".join(self._adapter.unreachable)
             reached = ", ".join(sorted(self._adapter.actuators.reachable)) or "none"
@@ -161,17 +166,29 @@ class LiveSession:
 
     def saved(self) -> None:
         """A checkpoint was written: keep the controller's state beside it."""
+        self.note_save()
+        self.keep_state()
+
+    def note_save(self) -> None:
+        """The step in progress spent time on writing a checkpoint."""
         self._sensors.note_phase("save")
-        self._save_state()
+
+    def keep_state(self) -> None:
+        """Keep the controller's state beside the checkpoint of the weights as they are now."""
+        if self._recorder is not None and self.controller.engine_state is not None:
+            with self._recorder.surviving("the controller's state"):
+                save_state(self._recorder.folder.state, self.state())
 
     def state(self) -> ControllerState:
         """Return what a resumed run goes on with."""
         engine = self.controller.engine_state
+        snapshots = self._adapter.snapshots
         return ControllerState(
             step=self.step,
             updates=self._adapter.updates(),
             engine={} if engine is None else engine.to_json(),
             knobs=self._adapter.actuators.values(),
+            snapshots=None if snapshots is None else snapshots.state(),
         )
 
     def advise(self, name: str, message: str) -> None:
@@ -201,7 +218,7 @@ class LiveSession:
                 self._watchdog.stop()
             self._probe.stop()
             if error is None:
-                self._save_state()
+                self.keep_state()
             self._leave_result(error, effective)
             if self._recorder is not None:
                 self._recorder.close()
@@ -211,6 +228,9 @@ class LiveSession:
         if self.controller.engine_state is None:
             self._start_controller()
         self.controller.step(sensed.observation, recorded=sensed.recorded)
+        if self.controller.copied_state:
+            # The time it took lies in the next step.
+            self.note_save()
         self._report.add(sensed.observation)
         self.stop_reason = self.controller.stop_diagnosis
         if self._trial is None:
@@ -281,11 +301,6 @@ class LiveSession:
             return
         self._heartbeat("eval")
         self._report.eval_loss = float(self._workload.eval_fn())
-
-    def _save_state(self) -> None:
-        if self._recorder is not None and self.controller.engine_state is not None:
-            with self._recorder.surviving("the controller's state"):
-                save_state(self._recorder.folder.state, self.state())
 
     def _leave_result(self, error: BaseException | None, effective: Mapping[str, Any]) -> None:
         peak = self._machine.peak_memory()

@@ -30,10 +30,12 @@ from mindtune.controller.contract import (
 )
 from mindtune.controller.contract.study_file import PolicySection
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.live.snapshots import MIN_KEPT, PROVED_AFTER
 from mindtune.controller.live.watchdog import WatchdogLimits
+from mindtune.controller.units import Size
 
-__all__ = ["DEFAULT_PARENT", "LiveConfig", "LiveSettings", "Mode", "WatchdogSection",
-           "load_settings"]  # fmt: skip
+__all__ = ["DEFAULT_PARENT", "LiveConfig", "LiveSettings", "Mode", "RewindSection",
+           "WatchdogSection", "load_settings"]  # fmt: skip
 
 Mode = Literal["observe", "act"]
 
@@ -64,6 +66,24 @@ class WatchdogSection(ContractModel):
         )
 
 
+class RewindSection(ContractModel):
+    """Earlier states to return to. They are kept only where a policy may act on them."""
+
+    enabled: bool = True
+    every: int = Field(default=20, ge=PROVED_AFTER)
+    """Healthy steps between two copies. One costs about as much as reading weights and moments
+    once (`experiments/overhead`), and a return loses at most this many steps and the
+    `PROVED_AFTER` after which a copy counts as healthy."""
+    keep: int = Field(default=MIN_KEPT, ge=MIN_KEPT, le=16)
+    """Copies held per rank, each of the size of weights and moments: 12 bytes per float32 weight
+    with Adam."""
+    storage: Literal["memory", "disk"] = "memory"
+    """memory: of the host, gone with the process; disk: MindSpore checkpoints in the run's state
+    folder, one per rank, found again by a resumed run."""
+    max_memory: Size = 4 * 2**30
+    """Most host memory per rank for all copies; where they need more, none is kept."""
+
+
 class LiveConfig(ContractModel):
     """Keys that a dict or file may hold where it is no whole best config."""
 
@@ -74,6 +94,7 @@ class LiveConfig(ContractModel):
     policies: dict[str, PolicySection] = Field(default_factory=dict)
     learned: Learned = Learned()
     watchdog: WatchdogSection = WatchdogSection()
+    rewind: RewindSection = RewindSection()
     max_num_microbatches: int | None = Field(default=None, ge=1)
     """Most micro-batches per optimizer step that the batch policy may ask for."""
 
@@ -86,6 +107,7 @@ class LiveSettings:
     policies: Mapping[str, PolicySection] = field(default_factory=dict)
     learned: Learned = field(default_factory=Learned)
     watchdog: WatchdogSection = field(default_factory=WatchdogSection)
+    rewind: RewindSection = field(default_factory=RewindSection)
     max_num_microbatches: int | None = None
     out_dir: Path | None = None
     """The run's folder; None: see `keeps_records`."""
@@ -136,6 +158,7 @@ def load_settings(
         policies=policies,
         learned=learned,
         watchdog=live.watchdog,
+        rewind=live.rewind,
         max_num_microbatches=live.max_num_microbatches,
         out_dir=Path(out_dir) if out_dir else None,
         keeps_records=not switched_off,

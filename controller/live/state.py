@@ -7,6 +7,7 @@ own count of updates says which weights those are: the newest state with at most
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import Any
 from mindtune.controller.contract import read_json, write_atomic
 from mindtune.controller.errors import ConfigError
 
-__all__ = ["ControllerState", "find_state", "save_state"]
+__all__ = ["ControllerState", "find_state", "read_state", "save_state"]
 
+_LOGGER = logging.getLogger(__name__)
 _SCHEMA = 1
 _KEPT = 20
 
@@ -33,6 +35,8 @@ class ControllerState:
     """State of detectors, policies and arbiter."""
     knobs: Mapping[str, float]
     """Values that the actuators had set."""
+    snapshots: Mapping[str, Any] | None = None
+    """Which earlier states can be returned to; None: none that outlive the process."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as JSON-ready data."""
@@ -42,6 +46,7 @@ class ControllerState:
             "updates": self.updates,
             "engine": dict(self.engine),
             "knobs": {name: _spell(value) for name, value in self.knobs.items()},
+            "snapshots": None if self.snapshots is None else dict(self.snapshots),
         }
 
     @classmethod
@@ -63,12 +68,34 @@ class ControllerState:
                 updates=None if updates is None else int(updates),
                 engine=dict(content["engine"]),
                 knobs={name: float(value) for name, value in content["knobs"].items()},
+                # States written before there were any do not have the key.
+                snapshots=content.get("snapshots"),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{source} must hold step, updates, engine and knobs, but: {error!r}; "
                 "delete it to start afresh."
             ) from None
+
+
+def read_state(content: Any) -> ControllerState | None:
+    """Return the state that `ControllerState.to_dict` gave out.
+
+    That of another version is passed over with a warning, since a run must not end for it: None.
+
+    Raises:
+        ConfigError: it is no state.
+    """
+    schema = content.get("schema") if isinstance(content, dict) else None
+    if isinstance(schema, int) and schema != _SCHEMA:
+        _LOGGER.warning(
+            "the controller's state has schema %d, this version reads %d: detectors, policies, "
+            "budgets and knobs start afresh",
+            schema,
+            _SCHEMA,
+        )
+        return None
+    return ControllerState.from_dict(content)
 
 
 def save_state(folder: Path, state: ControllerState) -> Path:
@@ -89,13 +116,15 @@ def save_state(folder: Path, state: ControllerState) -> Path:
 def find_state(folder: Path, *, updates: int) -> ControllerState | None:
     """Return the newest state in `folder` that is no newer than `updates` updates.
 
-    Raises:
-        ConfigError: a state cannot be read.
+    One of another version, or that cannot be read, is passed over with a warning: a run must not
+    end for it.
     """
-    found = [
-        ControllerState.from_dict(read_json(path), source=str(path))
-        for path in sorted(folder.glob("controller_*.json"))
-    ]
+    found = []
+    for path in sorted(folder.glob("controller_*.json")):
+        try:
+            found.append(ControllerState.from_dict(read_json(path), source=str(path)))
+        except ConfigError as error:  # noqa: PERF203 - each file on its own
+            _LOGGER.warning("a saved state of the controller is passed over: %s", error)
     fitting = [state for state in found if state.updates is not None and state.updates <= updates]
     return max(fitting, key=lambda state: (state.updates or 0, state.step), default=None)
 

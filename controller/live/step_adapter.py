@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mindtune.controller.live.actuators import Actuators, UpdateStepActuators
 from mindtune.controller.live.sensors import StepSignals
+from mindtune.controller.live.snapshots import Snapshots
 from mindtune.policies.facts import RunFacts
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ class StepAdapter(Protocol):
     @property
     def actuators(self) -> Actuators:
         """What turns its knobs."""
+
+    @property
+    def snapshots(self) -> Snapshots | None:
+        """Earlier states that it can return to; None: it keeps none."""
 
     @property
     def data_parallel(self) -> int | None:
@@ -75,12 +80,21 @@ class OwnStep:
         acts: Whether any policy acts. If none does, nothing is skipped that MindSpore's own step
             would not skip.
         job_size: Ranks of the job.
+        snapshots: Keeps earlier states of the step; None: nothing does.
     """
 
     unreachable: tuple[str, ...] = ()
 
-    def __init__(self, step: UpdateStep, *, acts: bool, job_size: int) -> None:
+    def __init__(
+        self,
+        step: UpdateStep,
+        *,
+        acts: bool,
+        job_size: int,
+        snapshots: Snapshots | None = None,
+    ) -> None:
         self._step = step
+        self.snapshots = snapshots
         self._job_size = job_size
         self.name = type(step).__name__
         rule = step.loss_scale_rule
@@ -104,6 +118,8 @@ class OwnStep:
 
     def graph_key(self) -> str:
         """One micro-batch runs as one graph, several as two, and so does what a hook wants."""
+        if self._step.micro_batch_split > 1:
+            return f"accumulated in {self._step.micro_batch_split} parts"
         if self._step.num_microbatches > 1 or self._step.hooks_gradients:
             return "accumulated"
         return "fused"
@@ -134,6 +150,7 @@ class OwnStep:
             optimizer_family=optimizer_family(self._step.optimizer),
             loss_scale_dynamic=rule is not None and rule.dynamic,
             max_num_microbatches=max_num_microbatches,
+            can_rewind=self.snapshots is not None,
             device=DEVICES.get(device, device.lower()),
         )
 
@@ -144,12 +161,13 @@ class OwnStep:
     def effective(self, *, micro_batch_size: int | None) -> dict[str, Any]:
         """Return batch, compression and, where the layout holds the whole job, the degrees."""
         layout = self._step.layout
+        parts = self._step.micro_batch_split
         found: dict[str, Any] = {
-            "micro_batch_num": self._step.num_microbatches,
+            "micro_batch_num": self._step.num_microbatches * parts,
             "gradient_compression": str(self._step.compression),
         }
         if micro_batch_size is not None:
-            found["micro_batch_size"] = micro_batch_size
+            found["micro_batch_size"] = micro_batch_size // parts
         if layout.world_size == self._job_size:
             found["data_parallel"] = layout.data_parallel
             found["model_parallel"] = layout.model_parallel

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspore import Parameter, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from mindtune.controller.live.layout import ParallelLayout
 from mindtune.controller.live.loss_scale import LossScale
+from mindtune.controller.live.micro_batch import batch_rows, cut, fitting_parts
 from mindtune.controller.live.update_step import UpdateStep
 
 __all__ = ["LossScale", "ParallelLayout", "TrainStep"]
@@ -21,6 +22,11 @@ class TrainStep(UpdateStep):
     by hand, `loss = step(*batch)`. With neutral knobs the losses are bit-identical to that cell's.
     `last_report` then holds what the step measured and which knob values acted; it is None while
     micro-batches are being accumulated.
+
+    With `set_micro_batch_split` a call runs its micro-batch in equal parts, one after the other:
+    fewer activations live at once, while loss, gradient and global batch stay those of the whole.
+    That holds for a loss that is the mean over the samples of its batch; what depends on other
+    samples of the batch (batch normalization, a mean weighted over it) changes with the split.
 
     The call is dispatched on the host, so data sinking (`dataset_sink_mode=True`), in which
     MindSpore compiles the loop around the step, is refused.
@@ -38,6 +44,8 @@ class TrainStep(UpdateStep):
         layout: The ranks; None takes what MindSpore's own step would act on.
         num_sharded_parameters: How many weights must be marked `tp_sharded`; None for no check.
     """
+
+    _can_split = True
 
     def __init__(
         self,
@@ -68,16 +76,48 @@ class TrainStep(UpdateStep):
         self.network.set_grad()
         self._gradients = _Gradients(network, tuple(optimizer.parameters), self.update.loss_scale)
         self._fused = _FusedStep(self._gradients, self.update)
+        self._weigh = _Weigh()
+        self._rows: int | None = None
+
+    @property
+    def micro_batch_rows(self) -> int | None:
+        """Samples of the newest micro-batch as it came in; None where it cannot be split."""
+        return self._rows
 
     def __call__(self, *batch: Any) -> Any:
         """Train on one micro-batch; return its loss, or the mean loss of a completed step."""
         self._begin()
+        self._rows = batch_rows(batch)
+        if self._micro_batch_split > 1:
+            return self._take(*self._in_parts(batch))
         if self._num_microbatches == 1 and self._count == 0 and not self._hooks():
             loss, packed = self._fused(self._count_tensor(), self._host_signals, *batch)
             self._finish(packed)
             return loss
         loss, gradients = self._gradients(*batch)
         return self._take(loss, gradients)
+
+    def _in_parts(self, batch: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """Return loss and gradients of a micro-batch, summed over `_micro_batch_split` parts.
+
+        A ragged micro-batch may be cut into another number of parts, and one that cannot be cut is
+        one part; their sums are weighed as if there had been `_micro_batch_split`.
+        """
+        usual = self._micro_batch_split
+        rows = self._rows
+        if rows is None:
+            parts, pieces = 1, iter((batch,))
+            self._unsplit = True
+        else:
+            parts = fitting_parts(rows, usual)
+            pieces = cut(batch, rows, parts)
+        summed: tuple[Any, ...] = ()
+        for piece in pieces:
+            loss, gradients = self._gradients(*piece)
+            summed = self._sum(*summed, loss, *gradients) if summed else (loss, *gradients)
+        if parts != usual:
+            summed = self._weigh(Tensor(usual / parts, mstype.float32), *summed)
+        return summed[0], summed[1:]
 
     def construct(self, *_batch: Any) -> Any:
         """Refuse to be compiled into a loop of MindSpore's."""
@@ -111,6 +151,20 @@ class _Gradients(nn.Cell):
         loss = outputs[0] if isinstance(outputs, tuple) else outputs
         loss = loss.astype(mstype.float32).reshape(())
         return loss * self.loss_scale, loss
+
+
+class _Weigh(nn.Cell):
+    """Multiplies a loss and gradients by one factor."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+
+    def construct(self, factor: Any, *tensors: Any) -> Any:
+        """Return the products."""
+        weighed: Any = ()
+        for tensor in tensors:
+            weighed += (tensor * factor,)
+        return weighed
 
 
 class _FusedStep(nn.Cell):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,10 @@ class UpdateStep(nn.Cell):
 
     Gradients handed in must be those of the loss times `loss_scale` (1 without loss scaling).
 
+    A skipped update leaves weights, moments and the optimizer's `global_step` as they are, so a
+    schedule waits for it, as it does in MindSpore's own step with loss scale. (A return to an
+    earlier state keeps `global_step`: see `snapshot_storage`.)
+
     Args:
         optimizer: From `mindspore.nn`, `mindspore.experimental.optim` or `mindspore.mint.optim`.
         num_microbatches: Micro-batches per optimizer step.
@@ -50,6 +55,8 @@ class UpdateStep(nn.Cell):
     Raises:
         ConfigError: A value is out of range, or the layout cannot do what is asked.
     """
+
+    _can_split = False
 
     def __init__(
         self,
@@ -87,6 +94,8 @@ class UpdateStep(nn.Cell):
         self._accumulated: tuple[Any, ...] | None = None
         self._host_signals = Tensor(np.full(NUM_HOST_SIGNALS, np.nan, np.float32))
         self._num_microbatches = 1
+        self._micro_batch_split = 1
+        self._unsplit = False
         self._counts: dict[int, Tensor] = {}
         self._pending: dict[str, float] = {}
         if self._loss_scale_rule is not None:
@@ -120,6 +129,32 @@ class UpdateStep(nn.Cell):
         if self._count == 0:
             return int(self._pending.get("num_microbatches", self._num_microbatches))
         return self._num_microbatches
+
+    @property
+    def micro_batch_split(self) -> int:
+        """Parts of each micro-batch in the step in progress or, between steps, in the next one."""
+        if self._count == 0:
+            return int(self._pending.get("micro_batch_split", self._micro_batch_split))
+        return self._micro_batch_split
+
+    @property
+    def micro_batch_rows(self) -> int | None:
+        """Samples of the newest micro-batch as it came in; None where it cannot be split."""
+        return None
+
+    def set_micro_batch_split(self, parts: int) -> None:
+        """Run every micro-batch in `parts` equal parts, so that fewer activations live at once.
+
+        Raises:
+            ConfigError: The gradients are computed outside this step.
+        """
+        _require(parts >= 1 and parts == int(parts), "micro_batch_split", "an integer >= 1", parts)
+        if parts > 1 and not self._can_split:
+            raise ConfigError(
+                f"micro_batch_split must be 1 where a loop computes its own gradients, but got "
+                f"{parts}; feed the loop smaller micro-batches and raise num_microbatches."
+            )
+        self._pending["micro_batch_split"] = int(parts)
 
     def set_learning_rate_scale(self, scale: float) -> None:
         """Multiply the schedule by `scale` (at least 0); 1 leaves it as it is."""
@@ -208,6 +243,7 @@ class UpdateStep(nn.Cell):
             self._write_pending()
 
     def _take(self, loss: Any, gradients: tuple[Any, ...]) -> Any:
+        """Take in loss and gradients of a micro-batch, summed over its parts."""
         self._count += 1
         if self._accumulated is None:
             summed = (loss, *gradients)
@@ -216,7 +252,7 @@ class UpdateStep(nn.Cell):
         if self._count < self._num_microbatches:
             self._accumulated = summed
             self.last_report = None
-            return loss
+            return loss if self._micro_batch_split == 1 else loss / self._micro_batch_split
         for hook in self._hooks():
             changed, gradients = hook(self.optimizer_steps + 1, summed[0], summed[1:])
             summed = (changed, *gradients)
@@ -239,7 +275,12 @@ class UpdateStep(nn.Cell):
             packed.asnumpy().tolist(),
             world_size=self.layout.world_size,
             uses_loss_scale=self._uses_loss_scale,
+            micro_batch_split=self._micro_batch_split,
         )
+        if self._unsplit:
+            count = report.num_microbatches // self._micro_batch_split
+            report = replace(report, num_microbatches=count, micro_batch_split=1)
+            self._unsplit = False
         self.last_report = report
         rule = self._loss_scale_rule
         if rule is not None and report.loss_scale is not None:
@@ -252,7 +293,7 @@ class UpdateStep(nn.Cell):
                 self._pending["loss_scale"] = following
 
     def _count_tensor(self) -> Tensor:
-        count = self._num_microbatches
+        count = self._num_microbatches * self._micro_batch_split
         if count not in self._counts:
             self._counts[count] = Tensor(count, mstype.float32)
         return self._counts[count]
@@ -278,6 +319,8 @@ class UpdateStep(nn.Cell):
         for name, value in self._pending.items():
             if name == "num_microbatches":
                 self._num_microbatches = int(value)
+            elif name == "micro_batch_split":
+                self._micro_batch_split = int(value)
             else:
                 ops.assign(knobs[name], Tensor(value, mstype.float32))
         self._pending.clear()

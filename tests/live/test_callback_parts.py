@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,12 @@ from mindtune.controller.live.sensors import (
     reduce_rows,
 )
 from mindtune.controller.live.settings import load_settings
-from mindtune.controller.live.state import ControllerState, find_state, save_state
+from mindtune.controller.live.state import (
+    ControllerState,
+    find_state,
+    read_state,
+    save_state,
+)
 from mindtune.controller.live.timing import StepTimer
 from mindtune.controller.live.trial_report import TrialReport
 from mindtune.controller.live.workload import Workload
@@ -290,7 +296,11 @@ def test_wrong_settings_are_named(given, environ, said):
 
 def state(step, updates):
     return ControllerState(
-        step=step, updates=updates, engine={"schema": 1}, knobs={"clip_norm": math.inf}
+        step=step,
+        updates=updates,
+        engine={"schema": 1},
+        knobs={"clip_norm": math.inf},
+        snapshots={"healthy": [step - 1], "unproved": None, "healthy_steps": 1},
     )
 
 
@@ -322,6 +332,28 @@ def test_only_the_newest_twenty_states_are_kept(tmp_path):
         save_state(tmp_path, state(step, step))
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [f"controller_{step:09d}.json" for step in range(11, 31)]
+
+
+def test_a_state_from_before_there_were_earlier_states_is_read():
+    content = state(12, 10).to_dict()
+    del content["snapshots"]
+    assert ControllerState.from_dict(content) == replace(state(12, 10), snapshots=None)
+
+
+def test_a_state_of_another_version_or_a_damaged_one_is_passed_over_with_a_message(
+    tmp_path, caplog
+):
+    save_state(tmp_path, state(5, 5))
+    newer = state(9, 9).to_dict() | {"schema": 2}
+    (tmp_path / "controller_000000009.json").write_text(json.dumps(newer))
+    (tmp_path / "controller_000000008.json").write_text('{"schema": 1, "st')
+    assert find_state(tmp_path, updates=9) == state(5, 5)
+    assert caplog.text.count("passed over") == 2
+    assert "must have schema 1, but got 2" in caplog.text
+    caplog.clear()
+    assert read_state(newer) is None
+    assert "start afresh" in caplog.text
+    assert read_state(state(9, 9).to_dict()) == state(9, 9)
 
 
 @pytest.mark.parametrize("content", [[], {"schema": 2}, {"schema": 1, "step": 3}])

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from mindtune.controller.contract import RunResult, read_document
+from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.controller import LiveController
 from mindtune.controller.live.layout import ParallelLayout
 from mindtune.controller.live.loss_scale import LossScale
@@ -21,6 +22,7 @@ from mindtune.controller.live.packed import StepReport
 from mindtune.controller.live.sensors import HostSignals
 from mindtune.controller.live.session import LiveSession
 from mindtune.controller.live.settings import LiveSettings, WatchdogSection
+from mindtune.controller.live.snapshots import Snapshots
 from mindtune.controller.live.state import ControllerState
 from mindtune.controller.live.step_adapter import OwnStep, optimizer_family
 from mindtune.controller.live.watchdog import Hang
@@ -35,6 +37,7 @@ from mindtune.policies.decisions import (
     SetClipNorm,
     SetLearningRateScale,
     SetLossScale,
+    SetMicroBatch,
 )
 from mindtune.policies.detectors import DetectorThresholds
 from mindtune.policies.engine import Engine, _Seat, build_engine
@@ -63,6 +66,9 @@ class SimulatedStep:
         self.knobs = {"learning_rate_scale": 1.0, "clip_norm": math.inf,
                       "skip_threshold": math.inf, "loss_scale": 1024.0}  # fmt: skip
         self.num_microbatches = 1
+        self.micro_batch_split = 1
+        self.micro_batch_rows = 8
+        self.hooks_gradients = False
         self.last_report = None
         self.sent = None
         self.rows = ((math.nan,) * 8,) * world_size
@@ -93,6 +99,9 @@ class SimulatedStep:
     def set_num_microbatches(self, count):
         self.num_microbatches = count
 
+    def set_micro_batch_split(self, parts):
+        self.micro_batch_split = parts
+
     def set_host_signals(self, row):
         self.sent = row
 
@@ -105,7 +114,8 @@ class SimulatedStep:
             learning_rate_scale=self.knobs["learning_rate_scale"],
             clip_norm=self.knobs["clip_norm"], clip_factor=1.0,
             skip_threshold=self.knobs["skip_threshold"], skip_non_finite=self.skips,
-            compression_ratio=1.0, num_microbatches=self.num_microbatches, clean_steps=1,
+            compression_ratio=1.0, clean_steps=1, micro_batch_split=self.micro_batch_split,
+            num_microbatches=self.num_microbatches * self.micro_batch_split,
             rank_losses=(loss,), rank_grad_norms=None, rank_rows=self.rows,
         )  # fmt: skip
 
@@ -135,7 +145,14 @@ LIMITS = KnobLimits(
 
 def scripted(script, *, mode="act"):
     knobs = dict.fromkeys(
-        ("learning_rate_scale", "clip_norm", "loss_scale", "global_batch_size"), LIMITS
+        (
+            "learning_rate_scale",
+            "clip_norm",
+            "loss_scale",
+            "global_batch_size",
+            "micro_batch_size",
+        ),
+        LIMITS,
     )
     return Engine((_Seat(Scripted(script, knobs=knobs), mode),), DetectorThresholds())
 
@@ -153,14 +170,19 @@ class Run:
     """A session with its step and folder."""
 
     def __init__(self, tmp_path, engine, *, step=None, records=True, resumed=None, workload=None,
-                 machine=None, watchdog=False):  # fmt: skip
+                 machine=None, watchdog=False, snapshots=None):  # fmt: skip
         self.step = step or SimulatedStep()
         self.clock = Clock()
         self.folder = RunFolder(tmp_path / "run")
         self.session = LiveSession(
             LiveSettings(watchdog=WatchdogSection(enabled=watchdog)),
             workload or Workload(tokens_per_sample=4),
-            OwnStep(self.step, acts=True, job_size=1 if machine is None else machine.num_ranks),
+            OwnStep(
+                self.step,
+                acts=True,
+                job_size=1 if machine is None else machine.num_ranks,
+                snapshots=snapshots,
+            ),
             engine,
             recorder=Recorder(self.folder) if records else None,
             machine=machine,
@@ -258,11 +280,133 @@ def test_what_the_actuator_refuses_is_recorded_as_refused_with_its_reason(run):
     assert made.end().actions == 0
 
 
-def test_rewind_is_refused_with_a_reason(run):
+class Weights:
+    """The weights of a simulated step, a number, and their copies."""
+
+    survives = True
+
+    def __init__(self):
+        self.value = 0.0
+        self.copies = {}
+
+    def write(self, step):
+        self.copies[step] = self.value
+
+    def load(self, step):
+        return self.copies[step]
+
+    def assign(self, copy):
+        self.value = copy
+
+    def holds(self, step):
+        return step in self.copies
+
+    def retain(self, steps):
+        self.copies = {step: copy for step, copy in self.copies.items() if step in steps}
+
+
+def test_a_return_without_earlier_states_is_refused_with_a_reason(run):
     made = run(scripted({3: (Rewind("r1", "bad"),)})).train(*[2.0] * 3)
     (entry,) = made.decisions
     assert decision(entry) == (3, "Rewind", "r1", "refused")
     assert "restart from a checkpoint" in entry.reason
+    assert not made.session.controller.engine_state.facts.can_rewind
+    assert made.end().actions == 0
+
+
+def test_a_return_brings_the_weights_back_and_the_run_goes_on(run, caplog):
+    weights = Weights()
+    script = {3: (Rewind("r1", "bad"), SetLearningRateScale(0.5)), 4: (Rewind("r1", "bad"),)}
+    made = run(scripted(script), snapshots=Snapshots(weights, every=8, keep=2))
+    weights.value = 3.0
+    made.train(2.0, 2.0, 2.0)
+    assert weights.value == 0.0
+    assert made.session.controller.engine_state.facts.can_rewind
+    weights.value = 4.0
+    made.train(2.0, 2.0)
+    # The same id is the same event: nothing happens twice.
+    assert weights.value == 4.0
+    entries = {entry.action: entry for entry in made.decisions}
+    assert decision(entries["Rewind"]) == (3, "Rewind", "r1", "granted")
+    assert entries["Rewind"].acted == 0
+    assert "step 3: returned to the state of step 0" in caplog.text
+    assert made.end().actions == 2
+    rows = [row.observation for row in read_signals(made.folder.signals)]
+    assert [row.step for row in rows] == [1, 2, 3, 4, 5]
+    # The time of the return lies in step 4; what was set with it acts.
+    assert [row.phase for row in rows] == ["compile", "train", "train", "save", "train"]
+    assert [row.learning_rate_scale for row in rows] == [1.0, 1.0, 1.0, 0.5, 0.5]
+
+
+def test_in_observe_mode_nothing_is_brought_back(run):
+    weights = Weights()
+    engine = scripted({3: (Rewind("r1", "bad"),)}, mode="observe")
+    made = run(engine, snapshots=Snapshots(weights, every=8, keep=2))
+    weights.value = 3.0
+    made.train(2.0, 2.0, 2.0)
+    assert weights.value == 3.0
+    (entry,) = made.decisions
+    assert (entry.verdict, entry.acted) == ("observed", None)
+
+
+def test_the_copies_are_part_of_the_state(run):
+    weights = Weights()
+    made = run(scripted({}), snapshots=Snapshots(weights, every=8, keep=2)).train(2.0, 2.0)
+    state = json.loads(json.dumps(made.session.state().to_dict(), allow_nan=False))
+    assert state["snapshots"]["healthy"] == [0]
+    snapshots = Snapshots(weights, every=8, keep=2)
+    weights.value = 2.0
+    again = run(
+        scripted({5: (Rewind("r1", "bad"),)}),
+        resumed=ControllerState.from_dict(state),
+        snapshots=snapshots,
+    )
+    again.train(2.0, 2.0, 2.0)
+    assert (snapshots.healthy, weights.value) == ((0,), 0.0)
+
+
+def test_the_micro_batch_is_split_at_a_fixed_global_batch(run):
+    made = run(scripted({3: (SetMicroBatch(2),), 5: (SetBatchSize(16),)})).train(*[2.0] * 7)
+    state = made.session.state()
+    effective = made.end().effective
+    rows = [row.observation for row in read_signals(made.folder.signals)]
+    assert [row.micro_batch_size for row in rows] == [8, 8, 8, 2, 2, 2, 2]
+    assert [row.num_microbatches for row in rows] == [1, 1, 1, 4, 4, 8, 8]
+    assert [row.global_batch_size for row in rows] == [8, 8, 8, 8, 8, 16, 16]
+    assert state.knobs["micro_batch_split"] == 4
+    assert (effective["micro_batch_size"], effective["micro_batch_num"]) == (2, 8)
+    entry = next(entry for entry in made.decisions if entry.action == "SetMicroBatch")
+    assert (entry.before, entry.requested, entry.acted) == (8, 2, 2)
+    again = run(scripted({}), resumed=state).train(2.0)
+    assert (again.step.micro_batch_split, again.step.num_microbatches) == (4, 2)
+
+
+def test_a_micro_batch_that_cannot_be_cut_equally_is_refused_with_the_sizes_that_can(run):
+    made = run(scripted({3: (SetMicroBatch(3),)})).train(*[2.0] * 4)
+    (entry,) = made.decisions
+    assert decision(entry) == (3, "SetMicroBatch", 3.0, "refused")
+    assert "must divide the 8 samples of the dataset's micro-batch, but got 3" in entry.reason
+    assert "use one of 1, 2, 4, 8." in entry.reason
+    assert made.step.micro_batch_split == 1
+
+
+def test_a_micro_batch_of_unequal_inputs_is_out_of_reach(run):
+    step = SimulatedStep()
+    step.micro_batch_rows = None
+    made = run(scripted({3: (SetMicroBatch(4),)}), step=step).train(*[2.0] * 4)
+    assert "micro_batch_size" not in made.session.controller.engine_state.facts.reachable
+    (entry, *_) = made.decisions
+    assert (entry.action, entry.verdict) == ("SetMicroBatch", "refused")
+    with pytest.raises(ConfigError, match="one common first axis"):
+        made.session.controller._actuators.apply(SetMicroBatch(4))
+
+
+def test_a_saved_split_that_fits_no_more_is_left_out_with_a_warning(run, caplog):
+    state = ControllerState(step=3, updates=3, engine={}, knobs={"micro_batch_split": 3})
+    made = run(scripted({}), resumed=state).train(2.0)
+    assert made.step.micro_batch_split == 1
+    assert "3 parts do not divide a micro-batch of 8" in caplog.text
+    assert made.session.state().knobs == {}
 
 
 def test_a_stop_carries_its_diagnosis_to_the_result(run):
