@@ -52,7 +52,7 @@ def changed_by_updates(step: UpdateStep) -> tuple[Parameter, ...]:
     if step.compression.kind == "topk":
         kept.add(id(update.residual))
     left_out = {id(parameter) for parameter in update.learning_rate.rates}
-    schedule = step.optimizer.learning_rate
+    schedule = getattr(step.optimizer, "learning_rate", None)
     if isinstance(schedule, nn.Cell):
         left_out |= {id(parameter) for parameter in schedule.get_parameters()}
     position = getattr(step.optimizer, "global_step", None)

@@ -13,18 +13,26 @@ from mindtune.controller.contract import write_atomic, write_json
 from mindtune.controller.errors import ConfigError
 from mindtune.experiments.gpt.config import GptConfig, parse_config
 from mindtune.experiments.overhead.costs import (
+    CopyTimes,
     decision_times,
     device_read_times,
     record_times,
     recorded_trace,
 )
-from mindtune.experiments.overhead.report import OverheadReport, markdown, quartiles, ratio
+from mindtune.experiments.overhead.report import (
+    CopyCosts,
+    OverheadReport,
+    markdown,
+    quartiles,
+    ratio,
+)
 from mindtune.experiments.provenance import load_1m, provenance
 
 __all__ = ["main"]
 
 _WRONG_USE = 2
 _MICRO = 1e-6
+_MILLI = 1e-3
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -101,12 +109,22 @@ def _measure(config: GptConfig, *, rounds: int, block: int, out: Path) -> str:
         signal_row_us=quartiles(rows, unit=_MICRO),
         decision_record_us=quartiles(lines, unit=_MICRO),
         device_read_us=quartiles(device_read_times(), unit=_MICRO),
+        copies=_copy_costs(measured.copies),
         measured=provenance(),
     )
     write_json(out / OverheadReport.FILE, report)
     text = markdown(report)
     write_atomic(out / "overhead.md", text)
     return text
+
+
+def _copy_costs(times: CopyTimes) -> CopyCosts:
+    costs = {
+        f"{place}_{what}_ms": quartiles(seconds, unit=_MILLI)
+        for place, pair in (("memory", times.memory), ("disk", times.disk))
+        for what, seconds in zip(("copy", "return"), pair, strict=True)
+    }
+    return CopyCosts(num_bytes=times.num_bytes, **costs)
 
 
 def _config(layers: int, batch: int) -> GptConfig:

@@ -112,7 +112,7 @@ class ControlledStep(Runner):
         self.folder = RunFolder(folder)
         self.num_actions = 0
         """Granted so far: above 0 the compared steps no longer do the same."""
-        self._train_step = step
+        self.train_step = step
         self._settings = load_settings({"mode": mode, "out_dir": str(folder)}, {})
         self._workload = Workload(
             tokens_per_sample=config.model.seq_length,
@@ -125,14 +125,14 @@ class ControlledStep(Runner):
     @property
     def num_parameters(self) -> int:
         """Weights that the step trains."""
-        return sum(int(weight.size) for weight in self._train_step.optimizer.parameters)
+        return sum(int(weight.size) for weight in self.train_step.optimizer.parameters)
 
     def open(self) -> None:
         """Open a session that goes on where the last block ended."""
         self._session, _ = open_session(
             self._settings,
             self._workload,
-            self._train_step,
+            self.train_step,
             folder=self.folder,
             resumed=self._state,
         )
@@ -142,7 +142,7 @@ class ControlledStep(Runner):
         session = self._opened()
         facts = batch_facts(batch)
         session.begin_call(shapes=facts.shapes, samples=facts.samples, tokens=facts.tokens)
-        outputs = self._train_step(*batch)
+        outputs = self.train_step(*batch)
         session.end_call(outputs)
         return float(outputs.asnumpy())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindtune.controller.contract import DecisionRecord
@@ -15,11 +15,22 @@ from mindtune.policies.engine import build_engine
 from mindtune.policies.facts import RunFacts
 from mindtune.policies.signals import Observation
 
-__all__ = ["decision_times", "device_read_times", "record_times", "recorded_trace"]
+__all__ = ["CopyTimes", "decision_times", "device_read_times", "record_times", "recorded_trace"]
 
 _NUM_OBSERVATIONS = 4096
 _NUM_RECORDS = 2000
 _NUM_READS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyTimes:
+    """Seconds of each copy and return, and the size of one copy."""
+
+    num_bytes: int
+    memory: tuple[list[float], list[float]]
+    """Copies to the host's memory, returns to them."""
+    disk: tuple[list[float], list[float]]
+    """Copies to files, returns to them."""
 
 
 def recorded_trace(signals: Path, *, length: int = _NUM_OBSERVATIONS) -> list[Observation]:
@@ -33,7 +44,7 @@ def recorded_trace(signals: Path, *, length: int = _NUM_OBSERVATIONS) -> list[Ob
 
 
 def decision_times(trace: Sequence[Observation]) -> list[float]:
-    """Return the seconds of each engine step: detectors, three policies, arbiter."""
+    """Return the seconds of each engine step: detectors, all policies, arbiter."""
     engine = build_engine({}, mode="act")
     state = engine.init(
         RunFacts(

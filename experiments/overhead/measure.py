@@ -16,6 +16,8 @@ from mindtune.experiments.gpt.config import GptConfig
 from mindtune.experiments.gpt.corpus import Corpus
 from mindtune.experiments.gpt.samples import MicroBatches, SampleOrder
 from mindtune.experiments.overhead.cells import Batch, ControlledStep, Runner, build_runners
+from mindtune.experiments.overhead.copies import copy_times
+from mindtune.experiments.overhead.costs import CopyTimes
 
 __all__ = ["Alternation", "alternate", "step_times"]
 
@@ -38,6 +40,8 @@ class Alternation:
     """Of each network."""
     signals: Path
     """Signal table of the acting run."""
+    copies: CopyTimes
+    """Of earlier states."""
 
 
 def step_times(
@@ -65,11 +69,16 @@ def step_times(
         tell(f"{name}: first two steps took {time.perf_counter() - begin_s:.1f} s")
     times = alternate(runners, batches, rounds=rounds, block=block, tell=tell)
     controlled = [runner for runner in runners.values() if isinstance(runner, ControlledStep)]
+    own = runners["own"]
+    copies = copy_times(
+        controlled[-1].train_step, lambda: own(batches[0]), records / "earlier_states"
+    )
     return Alternation(
         times=times,
         num_parameters=controlled[-1].num_parameters,
         num_actions=sum(runner.num_actions for runner in controlled),
         signals=controlled[-1].folder.signals,
+        copies=copies,
     )
 
 

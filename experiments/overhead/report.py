@@ -11,14 +11,23 @@ from pydantic import Field
 from mindtune.controller.contract import ContractModel, Document
 from mindtune.experiments.provenance import Provenance
 
-__all__ = ["MEANINGS", "OverheadReport", "Quartiles", "Ratio", "markdown", "quartiles", "ratio"]
+__all__ = [
+    "MEANINGS",
+    "CopyCosts",
+    "OverheadReport",
+    "Quartiles",
+    "Ratio",
+    "markdown",
+    "quartiles",
+    "ratio",
+]
 
 MEANINGS = {
     "bare": "`nn.TrainOneStepCell`",
     "checked": "MindSpore's step with `clip_by_global_norm` and a finite check",
     "own": "`TrainStep` alone",
-    "observe": "`TrainStep`, all signals, three policies, records; `observe`",
-    "act": "`TrainStep`, all signals, three policies, records; `act`",
+    "observe": "`TrainStep`, all signals, all policies, records; `observe`",
+    "act": "`TrainStep`, all signals, all policies, records; `act`",
 }
 """What each way of training is, by its name."""
 
@@ -54,6 +63,17 @@ class Ratio(ContractModel):
     """95 % bootstrap interval of the median over the rounds."""
 
 
+class CopyCosts(ContractModel):
+    """Of keeping an earlier state of weights and optimizer, and of returning to it."""
+
+    num_bytes: int
+    """One copy."""
+    memory_copy_ms: Quartiles
+    memory_return_ms: Quartiles
+    disk_copy_ms: Quartiles
+    disk_return_ms: Quartiles
+
+
 class OverheadReport(Document):
     """The whole measurement."""
 
@@ -80,6 +100,8 @@ class OverheadReport(Document):
     """One line of decisions.jsonl, handed to the operating system."""
     device_read_us: Quartiles
     """One reading of the device, off the training thread, twice a second."""
+    copies: CopyCosts | None = None
+    """None in reports from before there were any."""
     measured: Provenance
 
 
@@ -127,7 +149,7 @@ def markdown(report: OverheadReport) -> str:
         )
         lines.append(_line(cells))
     costs = {
-        "one decision (detectors, three policies, arbiter)": report.decision_us,
+        "one decision (detectors, all policies, arbiter)": report.decision_us,
         "one row of signals.csv": report.signal_row_us,
         "one line of decisions.jsonl": report.decision_record_us,
         "one reading of the device (own thread, twice a second)": report.device_read_us,
@@ -137,6 +159,7 @@ def markdown(report: OverheadReport) -> str:
         _line((name, f"{cost.median:.0f} [{cost.low:.0f}, {cost.high:.0f}]"))
         for name, cost in costs.items()
     ]
+    lines += _copies(report.copies)
     loads = " and ".join("-" if load is None else f"{load:.1f}" for load in report.load_1m)
     conditions = (
         f"{report.rounds} rounds, {report.block} measured steps of each way per round; "
@@ -146,6 +169,28 @@ def markdown(report: OverheadReport) -> str:
     )
     lines += ["", _verdict(report.over_checked), "", conditions]
     return "\n".join(lines) + "\n"
+
+
+def _copies(costs: CopyCosts | None) -> list[str]:
+    """Return the table of what earlier states cost."""
+    if costs is None:
+        return []
+    rows = {
+        "copied to the host's memory": costs.memory_copy_ms,
+        "returned to from memory": costs.memory_return_ms,
+        "written to disk": costs.disk_copy_ms,
+        "returned to from disk": costs.disk_return_ms,
+    }
+    head = f"a state of {costs.num_bytes / 2**20:.1f} MB"
+    return [
+        "",
+        _line((head, "ms: median [quartiles]")),
+        _line(("---", "---")),
+        *(
+            _line((name, f"{cost.median:.1f} [{cost.low:.1f}, {cost.high:.1f}]"))
+            for name, cost in rows.items()
+        ),
+    ]
 
 
 def _verdict(over_checked: Mapping[str, Ratio]) -> str:

@@ -3,11 +3,17 @@
 import pytest
 
 from mindtune.controller.records import SignalWriter, read_signals
-from mindtune.experiments.overhead.__main__ import main
-from mindtune.experiments.overhead.costs import decision_times, record_times, recorded_trace
+from mindtune.experiments.overhead.__main__ import _copy_costs, main
+from mindtune.experiments.overhead.costs import (
+    CopyTimes,
+    decision_times,
+    record_times,
+    recorded_trace,
+)
 from mindtune.experiments.overhead.report import (
     MEANINGS,
     OverheadReport,
+    _copies,
     markdown,
     quartiles,
     ratio,
@@ -64,6 +70,16 @@ def test_the_report_round_trips_and_says_whether_the_aim_is_met(act, verdict):
     assert verdict in text
     assert "| `bare`: `nn.TrainOneStepCell` | 100.0 [100.0, 100.0] | 1 |" in text
     assert "load of the machine before and after: 0.5 and -" in text
+    assert "copied to" not in text
+
+
+def test_the_costs_of_earlier_states_are_told_with_their_size():
+    times = CopyTimes(num_bytes=3 * 2**20, memory=([1e-3], [2e-3]), disk=([3e-3], [4e-3]))
+    costs = _copy_costs(times)
+    lines = _copies(costs)
+    assert lines[1] == "| a state of 3.0 MB | ms: median [quartiles] |"
+    assert lines[3] == "| copied to the host's memory | 1.0 [1.0, 1.0] |"
+    assert lines[6] == "| returned to from disk | 4.0 [4.0, 4.0] |"
 
 
 def table(path, steps):

@@ -13,8 +13,12 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.communication import GlobalComm, get_rank, init
 from step_toys import Net, arrays, batch, poisoned, state
 
+from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.layout import ParallelLayout
 from mindtune.controller.live.packed import NUM_HOST_SIGNALS
+from mindtune.controller.live.ranks import JobRank, equal_on_all_ranks
+from mindtune.controller.live.snapshot_storage import MemoryStorage, changed_by_updates
+from mindtune.controller.live.snapshots import Snapshots
 from mindtune.controller.live.train_step import TrainStep
 
 STEPS = 6
@@ -85,6 +89,55 @@ def with_poison(step):
         "recovered": not step.last_report.update_skipped,
         "state": shared_state(step),
     }
+
+
+def with_enormous(step):
+    """One rank alone gets enormous finite targets: both must skip, and nothing may move."""
+    usual = step.last_report.grad_norm
+    step.set_skip_threshold(10 * usual)
+    before = state(step), residual(step)
+    x, y = arrays(93)
+    step(Tensor(x), Tensor(y * (1e8 if get_rank() == 1 else 1.0)))
+    report = step.last_report
+    after = state(step), residual(step)
+    step.set_skip_threshold(None)
+    step(*own_batch(94))
+    return {
+        "skipped": [report.update_skipped, report.overflow],
+        "norm": report.grad_norm / usual,
+        "unchanged": before == after,
+        "acts again": not step.last_report.update_skipped,
+        "state": shared_state(step),
+    }
+
+
+def returned(step):
+    """Both ranks go back to a copy, or, where one has lost its own, neither does."""
+    place = JobRank(get_rank(), WORLD)
+    storage = MemoryStorage(changed_by_updates(step))
+    snapshots = Snapshots(
+        storage, every=8, keep=2, ranks_agree=lambda number: equal_on_all_ranks(number, place)
+    )
+    snapshots.begin(10)
+    before = state(step), residual(step)
+    step(*own_batch(95))
+    moved = (state(step), residual(step)) != before
+    seen = {"moved": moved, "step": snapshots.rewind()}
+    position = step.optimizer.global_step.name
+    after = state(step), residual(step)
+    seen["left"] = [name for name in after[0] if after[0][name] != before[0][name]]
+    seen["residual"] = after[1] == before[1]
+    seen["position"] = [position]
+    step(*own_batch(96))
+    seen["state"] = shared_state(step)
+    if get_rank() == 1:
+        storage.retain(())
+    try:
+        snapshots.rewind()
+    except ConfigError as error:
+        seen["refused"] = str(error)
+    seen["unchanged"] = shared_state(step) == seen["state"]
+    return seen
 
 
 def residual(step):
@@ -215,6 +268,8 @@ def main(folder):
     for compression in ("none", "float16", "topk:1.0", "topk:0.1"):
         step, seen[compression] = trained(compression)
         seen[compression]["poison"] = with_poison(step)
+        seen[compression]["enormous"] = with_enormous(step)
+        seen[compression]["returned"] = returned(step)
     seen["host_signals"] = host_signals(step)
     seen["accumulated"] = trained("none", num_microbatches=2)[1]
     seen["live_ratio"] = live_ratio()

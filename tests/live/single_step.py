@@ -9,14 +9,22 @@ from pathlib import Path
 import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore.experimental import optim
 from mindspore.train import LossMonitor, Model
 from mindspore.train.callback import Callback
-from step_toys import Net, arrays, batch, poisoned, state
+from step_toys import FEATURES, Net, arrays, batch, poisoned, state
 
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.packed import NUM_HOST_SIGNALS
+from mindtune.controller.live.ranks import JobRank
+from mindtune.controller.live.settings import RewindSection
+from mindtune.controller.live.snapshot_storage import (
+    DiskStorage,
+    MemoryStorage,
+    changed_by_updates,
+    open_snapshots,
+)
 from mindtune.controller.live.train_step import LossScale, TrainStep
 from mindtune.controller.live.update_step import UpdateStep
 
@@ -201,6 +209,206 @@ def skipping():
     return seen
 
 
+def enormous():
+    """A batch with a finite but enormous norm is skipped in its own step; the next one acts."""
+    net = Net()
+    step = TrainStep(net, FORMS["schedule"](net), loss_scale=LossScale(initial=8.0))
+    for index in range(3):
+        step(*batch(index))
+    usual = step.last_report.grad_norm
+    before = state(step)
+    step.set_skip_threshold(10 * usual)
+    x, y = arrays(3)
+    step(Tensor(x), Tensor(y * 1e8))
+    report = step.last_report
+    seen = {
+        "skipped": report.update_skipped,
+        "overflow": report.overflow,
+        "over": report.grad_norm / usual,
+        "threshold": report.skip_threshold / usual,
+        "unchanged": state(step) == before,
+        "scales": [report.loss_scale],
+        "clean_steps": report.clean_steps,
+    }
+    step(*batch(4))
+    seen["scales"].append(step.last_report.loss_scale)
+    seen["next"] = [step.last_report.update_skipped, state(step) != before]
+    seen["updates"] = int(step.optimizer.global_step.asnumpy()[0])
+    return seen
+
+
+class Weighted(Net):
+    """`Net` with a third input that is no sample."""
+
+    def construct(self, x, y, weight):
+        return super().construct(x, y) * ops.sum(weight)
+
+
+def splitting():
+    """The same micro-batches, whole and in parts; the number of parts changes live."""
+    nets = [Net(), Net()]
+    whole, parts = (TrainStep(net, nn.SGD(net.trainable_params(), 0.1)) for net in nets)
+    rows, seen = [], {"before": parts.micro_batch_rows}
+    for index, (split, count) in enumerate(
+        ((1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (1, 1), (4, 1))
+    ):
+        whole.set_num_microbatches(count)
+        parts.set_num_microbatches(count)
+        parts.set_micro_batch_split(split)
+        # The last one is ragged: 6 samples cannot be cut into 4 equal parts.
+        for call in range(count):
+            data = batch(10 * index + call, rows=6 if index == 6 else 8)
+            expected = whole(*data)
+            found = parts(*data)
+        one, other = whole.last_report, parts.last_report
+        distance = (
+            np.abs(weights(nets[0]) - weights(nets[1])).max() / np.abs(weights(nets[0])).max()
+        )
+        rows.append([split, count, other.micro_batch_split, other.num_microbatches])
+        rows[-1] += [one.loss, other.loss, one.grad_norm, other.grad_norm, float(distance)]
+        rows[-1] += [float(expected.asnumpy()), float(found.asnumpy())]
+    seen |= {"rows": rows, "after": parts.micro_batch_rows}
+    seen["compiled"] = [len(cell.compile_cache) for cell in (parts._gradients, parts.update)]
+    # A call that completes no step returns the mean loss of its own micro-batch.
+    parts.set_micro_batch_split(2)
+    parts.set_num_microbatches(2)
+    seen["call"] = [float(parts(*batch(0)).asnumpy()), float(nets[1](*batch(0)).asnumpy())]
+    net = Weighted()
+    step = TrainStep(net, nn.SGD(net.trainable_params(), 0.1))
+    third = Tensor([0.25, 0.5, 0.25], ms.float32)
+    step(*batch(1), third)
+    seen["unequal"] = step.micro_batch_rows
+    step.set_micro_batch_split(2)
+    expected = float(net(*batch(1), third).asnumpy())
+    step(*batch(1), third)
+    report = step.last_report
+    seen["whole"] = [report.micro_batch_split, report.num_microbatches, report.loss, expected]
+    return seen
+
+
+class Normed(Net):
+    """`Net` behind a normalisation with running statistics, and with frozen weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(FEATURES)
+        self.frozen = Parameter(Tensor(np.ones(FEATURES, np.float32)), "frozen", False)
+
+    def construct(self, x, y):
+        return super().construct(self.norm(x) * self.frozen, y)
+
+
+def returns(folder):
+    """Back to a copy and on from there: bit-identical where no schedule moves, and no compile."""
+    seen = {}
+    for form in ("float", "schedule", "experimental", "sgd float"):
+        for kind in ("memory", "disk"):
+            net = Normed()
+            net.set_train()
+            optimizer = FORMS["sgd float" if form == "sgd float" else form](net)
+            step = TrainStep(net, optimizer, loss_scale=LossScale(initial=8.0, window=100))
+            for index in range(3):
+                step(*batch(index))
+            copied = changed_by_updates(step)
+            storage = (
+                MemoryStorage(copied)
+                if kind == "memory"
+                else DiskStorage(copied, folder / form, rank=0)
+            )
+            storage.write(3)
+            before = state(step)
+            straight = [losses(step, index) for index in range(3, 7)]
+            step.set_learning_rate_scale(0.5)
+            step(*batch(7))
+            later = state(step)
+            storage.assign(storage.load(3))
+            after = state(step)
+            step.set_learning_rate_scale(1.0)
+            again = [losses(step, index) for index in range(3, 7)]
+            seen[f"{form}, {kind}"] = {
+                "moved": sum(before[name] != later[name] for name in before),
+                "left": [name for name in after if after[name] != before[name]],
+                "straight": straight,
+                "again": again,
+                "compiled": [len(cell.compile_cache) for cell in (step._fused, step.update)],
+                "names": [parameter.name for parameter in copied],
+            }
+    return seen
+
+
+def losses(step, index):
+    step(*batch(index))
+    return [step.last_report.loss, step.last_report.grad_norm, step.last_report.clean_steps]
+
+
+def copies(folder):
+    """What is shared, what is refused, what is left on disk."""
+    net = Normed()
+    step = TrainStep(net, FORMS["float"](net))
+    copied = changed_by_updates(step)
+    memory = MemoryStorage(copied)
+    step(*batch(0))
+    memory.write(1)
+    step(*batch(1))
+    memory.write(2)
+    shared = [
+        parameter.name
+        for parameter, one, other in zip(copied, memory.load(1), memory.load(2), strict=True)
+        if one is other
+    ]
+    memory.retain({2})
+    disk = DiskStorage(copied, folder / "disk", rank=3)
+    for number in (1, 2, 3):
+        disk.write(number)
+    disk.write(3)
+    disk.retain({2, 3})
+    files = sorted(path.name for path in (folder / "disk").iterdir())
+    one, other = (folder / "disk" / name for name in files)
+    content = one.read_bytes()
+    found = [refusal(lambda: disk.load(1)), refusal(lambda: memory.load(1))]
+    damage = bytearray(content)
+    damage[len(content) // 2] ^= 1
+    for spoiled in (content[: len(content) // 2], bytes(damage), other.read_bytes(), b"", b"{}"):
+        one.unlink()
+        one.write_bytes(spoiled)
+        found.append(refusal(lambda: disk.load(2)))
+    one.unlink()
+    ms.save_checkpoint(step, str(one))
+    found.append(refusal(lambda: disk.load(2)))
+    other_net = Net(hidden=8)
+    other_step = TrainStep(other_net, FORMS["float"](other_net))
+    DiskStorage(changed_by_updates(other_step), folder / "disk", rank=3).write(2)
+    found.append(refusal(lambda: disk.load(2)))
+    (folder / "file").write_text("no folder")
+    nowhere = DiskStorage(copied, folder / "file" / "state", rank=0)
+    return {
+        "shared": shared,
+        "bytes": [memory.num_bytes, sum(parameter.nbytes for parameter in copied)],
+        "files": files,
+        "holds": [disk.holds(2), disk.holds(1), memory.holds(2), memory.holds(1)],
+        "refused": found,
+        "unwritable": refusal(lambda: nowhere.write(1)),
+    }
+
+
+def opened(folder):
+    """What the section asks for, and what cannot be had."""
+    net = Net()
+    step = TrainStep(net, FORMS["float"](net))
+    place = JobRank(0, 1)
+    sections = {
+        "memory": RewindSection(),
+        "too large": RewindSection(max_memory=MemoryStorage(changed_by_updates(step)).num_bytes),
+        "disk": RewindSection(storage="disk"),
+    }
+    found = {
+        name: open_snapshots(section, step, place, folder=folder / "opened") is not None
+        for name, section in sections.items()
+    }
+    found["no folder"] = open_snapshots(sections["disk"], step, place, folder=None) is not None
+    return found
+
+
 def poison_acts():
     """Without skipping, a NaN acts as it does in MindSpore's own step."""
     net = Net()
@@ -379,6 +587,9 @@ def refusals():
         lambda: step.set_skip_threshold(float("nan")),
         lambda: step.set_compression_ratio(0.5),
         lambda: step.set_host_signals([1.0]),
+        lambda: step.set_micro_batch_split(0),
+        lambda: step.set_micro_batch_split(1.5),
+        lambda: UpdateStep(optimizer).set_micro_batch_split(2),
         lambda: TrainStep(net, optimizer, compression="float16"),
         lambda: TrainStep(net, optimizer, compression="int8"),
     ]
@@ -395,6 +606,11 @@ def main(mode, folder):
         "knobs_wait": knobs_wait(),
         "hooks": {str(count): hooks(count) for count in (1, 2)},
         "skipping": skipping(),
+        "enormous": enormous(),
+        "splitting": splitting(),
+        "returns": returns(folder),
+        "copies": copies(folder),
+        "opened": opened(folder),
         "poison_acts": poison_acts(),
         "clipping": clipping(),
         "real_overflow": real_overflow(),

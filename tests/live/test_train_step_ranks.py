@@ -105,6 +105,32 @@ def test_a_nan_on_one_rank_skips_the_step_on_both(ranks, compression):
     assert ranks[0][compression]["poison"]["state"] == ranks[1][compression]["poison"]["state"]
 
 
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_an_enormous_update_of_one_rank_is_skipped_on_both(ranks, compression):
+    for seen in ranks:
+        enormous = seen[compression]["enormous"]
+        assert enormous["skipped"] == [True, False]
+        assert enormous["norm"] > 1e6
+        assert enormous["unchanged"]
+        assert enormous["acts again"]
+    assert ranks[0][compression]["enormous"]["state"] == ranks[1][compression]["enormous"]["state"]
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_ranks_return_together_or_not_at_all(ranks, compression):
+    for rank, seen in enumerate(ranks):
+        returned = seen[compression]["returned"]
+        assert returned["moved"]
+        assert returned["step"] == 10
+        assert returned["left"] == returned["position"]
+        # What compression held back, which differs by rank, goes back as well.
+        assert returned["residual"]
+        own = "none" if rank == 1 else "step 10"
+        assert f"hold different earlier states (this one: {own})" in returned["refused"]
+        assert returned["unchanged"]
+    assert ranks[0][compression]["returned"]["state"] == ranks[1][compression]["returned"]["state"]
+
+
 def test_every_rank_hears_every_host(ranks):
     nothing = ["nan"] * 6
     assert ranks[0]["host_signals"] == [["10.0", "0.5", *nothing], ["11.0", "0.5", *nothing]]

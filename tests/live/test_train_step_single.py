@@ -106,6 +106,89 @@ def test_a_skipped_update_leaves_weights_moments_and_schedule(seen):
     assert skipping["clean_steps"] == 1
 
 
+def test_an_enormous_finite_update_is_skipped_in_its_own_step(seen):
+    enormous = seen["enormous"]
+    assert (enormous["skipped"], enormous["overflow"]) == (True, False)
+    assert enormous["over"] > 1e6
+    assert enormous["threshold"] == pytest.approx(10, rel=1e-6)
+    # Weights, moments and `global_step`: the schedule waits for a skipped update.
+    assert enormous["unchanged"]
+    assert enormous["next"] == [False, True]
+    assert enormous["updates"] == 4
+    # It was no overflow: the loss scale stays, and the steps without one go on being counted.
+    assert enormous["scales"] == [8.0, 8.0]
+    assert enormous["clean_steps"] == 4
+
+
+def test_a_micro_batch_in_parts_gives_the_step_of_the_whole(seen):
+    splitting = seen["splitting"]
+    assert (splitting["before"], splitting["after"]) == (None, 6)
+    for split, count, acted, micro_batches, *pairs in splitting["rows"]:
+        assert (acted, micro_batches) == (split, split * count)
+        loss, split_loss, norm, split_norm, distance, returned, split_returned = pairs
+        assert split_loss == pytest.approx(loss, rel=1e-6)
+        assert split_norm == pytest.approx(norm, rel=1e-6)
+        assert split_returned == pytest.approx(returned, rel=1e-6)
+        # Seven steps of rounding.
+        assert distance < 1e-6
+    assert splitting["call"][0] == pytest.approx(splitting["call"][1], rel=1e-6)
+
+
+def test_every_size_of_a_part_compiles_once(seen):
+    # Parts of 8, 4, 2, 1 samples; the ragged micro-batch runs in single samples.
+    assert seen["splitting"]["compiled"] == ([4, 1] if seen["mode"] == "graph" else [0, 0])
+
+
+def test_a_micro_batch_of_unequal_inputs_is_run_whole_and_reported_so(seen):
+    splitting = seen["splitting"]
+    assert splitting["unequal"] is None
+    parts, micro_batches, loss, expected = splitting["whole"]
+    assert (parts, micro_batches) == (1, 1)
+    assert loss == pytest.approx(expected, rel=1e-6)
+
+
+RETURNS = [
+    f"{form}, {kind}"
+    for form in ("float", "schedule", "experimental", "sgd float")
+    for kind in ("memory", "disk")
+]
+
+
+@pytest.mark.parametrize("name", RETURNS)
+def test_a_return_restores_all_that_an_update_changes_without_a_compile(seen, name):
+    found = seen["returns"][name]
+    form = name.split(",")[0]
+    assert found["moved"] >= 10
+    # The schedule's position alone stays where it is.
+    assert found["left"] == ([] if form == "experimental" else ["global_step"])
+    if form != "schedule":
+        assert found["again"] == found["straight"]
+    assert found["compiled"] == ([1, 0] if seen["mode"] == "graph" else [0, 0])
+    assert {"norm.moving_mean", "frozen", "mindtune.clean_steps"} <= set(found["names"])
+    assert not any("learning_rate" in name or "scale" in name for name in found["names"])
+
+
+def test_copies_share_what_never_changes_and_only_own_whole_files_are_read(seen):
+    copies = seen["copies"]
+    assert copies["shared"] == ["frozen"]
+    assert copies["bytes"][0] == copies["bytes"][1] > 0
+    assert copies["files"] == [f"snapshot_rank3_{step:09d}.ckpt" for step in (2, 3)]
+    assert copies["holds"] == [True, False, True, False]
+    reasons = ("not there", "no longer in memory", "damaged", "damaged", "not written as",
+               "damaged", "damaged", "not written as", "other Parameters")  # fmt: skip
+    assert len(copies["refused"]) == len(reasons)
+    for message, reason in zip(copies["refused"], reasons, strict=True):
+        assert message.startswith("ConfigError")
+        assert reason in message
+    assert "cannot be written" in copies["unwritable"]
+
+
+def test_states_are_kept_where_they_fit(seen):
+    assert seen["opened"] == {
+        "memory": True, "too large": False, "disk": True, "no folder": False,
+    }  # fmt: skip
+
+
 def test_without_skipping_a_nan_acts_as_in_mindspores_own_step(seen):
     assert seen["poison_acts"] == [True, True, True, False]
 
@@ -166,6 +249,9 @@ def test_wrong_values_are_refused_with_rule_and_value(seen):
         ("skip_threshold", "nan"),
         ("compression_ratio", "none"),
         ("host signals", "got 1"),
+        ("micro_batch_split", "0"),
+        ("micro_batch_split", "1.5"),
+        ("micro_batch_split", "got 2"),
         ("gradient_compression", "float16"),
         ("gradient_compression", "int8"),
     ]
