@@ -253,6 +253,7 @@ class Arbitration:
                 granted=None,
                 verdict="refused",
                 reason=rule,
+                effective=False if code == "ineffective" else None,
             )
             entry = replace(entry, feedback=feedback)
         if knob in KNOBS:

@@ -174,8 +174,8 @@ class Ledger:
         self.records.append(record)
         self.written.add(knob)
         if KNOBS[knob] not in GUARDS:
-            before = "unknown" if record.before is None else f"{record.before:g}"
-            self._remember(f"{policy} set {knob} from {before} to {value * self._unit(knob):g}")
+            old = "unknown" if record.before is None else f"{record.before:g}"
+            self._remember(f"{policy} set {knob} from {old} to {value * self._unit(knob):g}")
         baseline, spread = baseline_of(self.table[knob][1].check, self.state, self.observation)
         feedback = KnobFeedback(
             step=self.observation.step,
@@ -184,14 +184,18 @@ class Ledger:
             verdict=verdict,
             reason=reason,
         )
+        before = self.acting(knob)
+        stuck = entry.pending is not None and entry.pending.before == before
         pending = Pending(
             record=record,
             since=self.clock,
             value=value,
-            before=self.acting(knob),
+            before=before,
             judged=verdict == "granted",
             baseline=baseline,
             spread=spread,
+            # A knob that is turned at every step and never moves does not obey either.
+            mismatches=entry.pending.mismatches if stuck and entry.pending is not None else 0,
         )
         self.store(knob, replace(entry, feedback=feedback, pending=pending))
         action = KNOBS[knob]

@@ -17,8 +17,8 @@ decided here is the scale of the next step.
   `stop_after` of them the run is ended with a diagnosis.
 - A **non-finite loss** is not the scale's fault: the scale stays.
 
-Where the scale is not within reach, or is fixed by the user, or in observe mode, the policy only
-explains: a storm, a floor, overflows that have no effect.
+Where the scale is not within reach, does not obey or is fixed by the user, or in observe mode, the
+policy only explains: a storm, a floor, overflows that have no effect.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ class LossScalePolicy:
         ):
             return NO_CHANGE, state
         facts = feedback.facts
-        owns = _KNOB in facts.reachable and facts.loss_scale_dynamic is not False
+        last = feedback.knobs.get(_KNOB)
+        obeys = last is None or last.effective is not False
+        owns = obeys and _KNOB in facts.reachable and facts.loss_scale_dynamic is not False
         if overflow < 0.5:
             return self._clean(scale, state, owns=owns)
         state = replace(
