@@ -6,7 +6,8 @@ is **about to run out** (a critical one) for `patience` steps in a row is the mi
 at an unchanged global batch: the samples of a step are accumulated over twice as many
 micro-batches, so the run learns the same at a lower speed. One move at a time, at most by a
 factor of 2, never below 1, and after each the arbiter looks whether the memory in use has fallen;
-if it has not, the move is taken back, since activations are not what fills the device.
+if it has not, the move is taken back, since activations are not what fills the device, and not
+tried again for `retry_after` steps.
 
 The micro-batch does not grow back by itself: what pressed the memory once is not known to be
 over, and an out-of-memory ends a run while a small micro-batch only slows it. A restart with
@@ -54,6 +55,8 @@ class MemoryGuardThresholds:
     """Critical readings in a row before a move: one may be a transient of another process."""
     check_after: int = bounded(8, 4, 1000)
     """Steps over which the fall of the memory is taken."""
+    retry_after: int = bounded(1000, 1, 10_000_000)
+    """Steps for which a move that freed nothing is not tried again: one window of the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class MemoryGuardState:
 
     critical: int = 0
     """Critical readings in a row."""
+    rest: int = 0
+    """Steps until a move may be tried again."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,11 @@ class MemoryGuardPolicy:
         pressure = next(
             (found for found in findings if found.kind is FindingKind.MEMORY_PRESSURE), None
         )
+        last = feedback.knobs.get(_KNOB)
+        if last is not None and last.verdict == "undone" and last.step == observation.step:
+            state = replace(state, rest=self.thresholds.retry_after)
+        elif state.rest > 0:
+            state = replace(state, rest=state.rest - 1)
         if pressure is None:
             return NO_CHANGE, state if state.critical == 0 else replace(state, critical=0)
         if pressure.severity is not Severity.CRITICAL:
@@ -124,9 +134,11 @@ class MemoryGuardPolicy:
         following = replace(state, critical=min(state.critical + 1, self.thresholds.patience))
         if following.critical < self.thresholds.patience:
             return NO_CHANGE, following
-        size = observation.micro_batch_size or feedback.facts.micro_batch_size or 0
+        size = observation.micro_batch_size
+        if size is None:
+            size = feedback.facts.micro_batch_size or 0
         smaller = self._smaller(size, observation.num_microbatches)
-        if smaller is None or _KNOB not in feedback.facts.reachable:
+        if smaller is None or state.rest > 0 or _KNOB not in feedback.facts.reachable:
             return self._advise(pressure, "memory-critical", size), following
         return (
             Decision(

@@ -11,12 +11,13 @@ samples), far enough above it that no healthy step reaches it; moderate spikes a
 and to the learning rate. Until the baseline is armed the threshold is infinite.
 
 It follows the level with hysteresis, since every move is a record: **up** at once when the target
-has left it by `raise_ratio`, since a threshold that is too low skips healthy updates, **down**
-only when the target has fallen below it by `lower_ratio` and `lower_after` steps after the last
-move. A legal shift of the level (another batch size) that reaches the threshold must not be
-skipped for long, nor only until the detectors declare it: while norms are flagged, and before it
-falls, the median of the newest 32 norms counts as well, flagged ones included. A burst of bad
-batches does not move it, a new level does after 17 steps.
+has left it by `raise_ratio` and one of the newest norms comes within a third of it, since a
+threshold that is too low skips healthy updates; **down** only when the target has fallen below it
+by `lower_ratio`, and `lower_after` steps after the last move. A legal shift of the level (another
+batch size) that reaches the threshold must not be skipped for long, nor only until the detectors
+declare it: while norms are flagged, and before it falls, the median of the newest 32 norms counts
+as well, flagged ones included. A burst of bad batches does not move it, a new level does after 17
+steps.
 
 A guard that fires again and again is wrong, or the run has a trouble that skipping does not cure:
 after `max_skips` skipped updates within 48 steps it **opens**: the threshold is infinite for
@@ -49,6 +50,7 @@ _KNOB = SetSkipThreshold.knob
 _WINDOW = 48
 _MASK = (1 << _WINDOW) - 1
 _RECENT = 32
+_NEAR = 3.0
 _LOWEST, _HIGHEST = 1e-30, 1e30
 _ANY_FACTOR = 1e60
 _LONG = 1_000_000
@@ -196,7 +198,7 @@ class SkipUpdatePolicy:
         now = state.threshold
         if now is None:
             why = f"the norm's baseline is armed after {baseline.count} samples"
-        elif target > self.thresholds.raise_ratio * now:
+        elif target > self.thresholds.raise_ratio * now and max(state.recent) > now / _NEAR:
             why = f"the norm's level has risen to {level:.4g}"
         elif (
             now > self.thresholds.lower_ratio * target
