@@ -12,7 +12,7 @@ state is **lost** if one of these holds:
 - the loss explodes in the first steps: the learning rate is cut by the owner of that knob in the
   same step, but what the first steps did to the weights stays;
 - a divergence is not over `soft_patience` steps after it was found, nor has the loss come half of
-  the way back; if it has, it gets as long again.
+  the way back from its peak; if it has, it gets as long again.
 
 Then, if the run keeps healthy states, it **rewinds**: weights and optimizer go back, the data
 since then is passed over (PaLM skipped 200 - 500 batches and saw that the same data does no harm
@@ -39,11 +39,13 @@ from mindtune.policies.limits import BUDGET_WINDOW, KnobLimits
 from mindtune.policies.policy import Feedback
 from mindtune.policies.settings import PolicySettings, bounded, build
 from mindtune.policies.signals import Observation
+from mindtune.policies.windows import median, push
 
 __all__ = ["RewindLimits", "RewindPolicy", "RewindState", "RewindThresholds"]
 
 _LONG = 1_000_000
 _HALF = 0.5
+_LEVEL = 5
 _APPLIED = 2
 
 
@@ -97,6 +99,10 @@ class RewindState:
     """Loss before the divergence."""
     opened_at: float = 0.0
     """Loss at which it was found."""
+    peak: float = 0.0
+    """Highest median of the newest losses since then."""
+    losses: tuple[float, ...] = ()
+    """Newest losses of the divergence."""
     deadline: int = 0
     """Age at which it counts as lost."""
 
@@ -168,6 +174,8 @@ class RewindPolicy:
             min(state.calm + 1, _LONG),
             state.base,
             state.opened_at,
+            state.peak,
+            state.losses,
             state.deadline,
         )
         return self._follow_divergence(observation, found, following)
@@ -177,29 +185,33 @@ class RewindPolicy:
     ) -> RewindState:
         """Open, go on with or close the episode of a divergence."""
         divergence, loss = found.get(FindingKind.DIVERGENCE), observation.loss
-        above = state.age and loss is not None and not self._is_half_back(loss, state)
-        if above or divergence is not None or FindingKind.LOSS_SPIKE in found:
-            state = replace(state, calm=0)
-        if state.age and (state.calm >= self.thresholds.calm or FindingKind.LEVEL_SHIFT in found):
-            return replace(state, age=0)
         if loss is None or not math.isfinite(loss):
             return state
         if not state.age:
             if divergence is None or divergence.severity is not Severity.CRITICAL:
                 return state
-            base = divergence.number("median") or divergence.number("lowest")
             return replace(
-                state, age=1, base=base, opened_at=loss, deadline=self.thresholds.soft_patience
+                state,
+                age=1,
+                calm=0,
+                base=divergence.number("median") or divergence.number("lowest"),
+                opened_at=loss,
+                peak=loss,
+                losses=(loss,),
+                deadline=self.thresholds.soft_patience,
             )
-        if state.age < state.deadline:
-            return state
-        if self._is_half_back(loss, state):
-            return replace(state, deadline=state.age + self.thresholds.soft_patience)
-        return state
-
-    def _is_half_back(self, loss: float, state: RewindState) -> bool:
-        """Return whether a loss is nearer to that before the divergence than to that at it."""
-        return loss - state.base <= _HALF * (state.opened_at - state.base)
+        losses = push(state.losses, loss, _LEVEL)
+        level = median(losses)
+        half_back = level - state.base <= _HALF * (state.peak - state.base)
+        flagged = divergence is not None or FindingKind.LOSS_SPIKE in found
+        calm = 0 if flagged or not half_back else state.calm
+        if calm >= self.thresholds.calm or FindingKind.LEVEL_SHIFT in found:
+            return replace(state, age=0, losses=(), calm=calm)
+        deadline = state.deadline
+        if half_back and state.age >= deadline:
+            deadline = state.age + self.thresholds.soft_patience
+        peak = max(state.peak, level)
+        return replace(state, losses=losses, peak=peak, calm=calm, deadline=deadline)
 
     def _lost(
         self, observation: Observation, found: Mapping[FindingKind, Finding], state: RewindState
@@ -238,7 +250,7 @@ class RewindPolicy:
                 return _Lost(kind.value.replace("_", "-"), finding.message, finding.evidence)
         divergence = found.get(FindingKind.DIVERGENCE)
         if divergence is not None and divergence.number("cold_start") == 1:
-            return _Lost("explosion", divergence.message, divergence.evidence, final=False)
+            return _Lost("explosion", divergence.message, divergence.evidence)
         if state.age and state.age >= state.deadline:
             return _Lost(
                 "divergence",
@@ -251,8 +263,7 @@ class RewindPolicy:
                     "threshold": self.thresholds.soft_patience,
                 },
                 final=state.age >= self.thresholds.give_up_after
-                and observation.loss is not None
-                and observation.loss >= state.opened_at,
+                and median(state.losses) >= state.opened_at,
             )
         return None
 
@@ -277,6 +288,7 @@ class RewindPolicy:
                 since=0,
                 # The loss must come back now, or it was not the weights.
                 age=min(state.age, 1),
+                losses=state.losses[-1:],
                 calm=0,
                 deadline=self.thresholds.soft_patience,
             ),
@@ -286,14 +298,10 @@ class RewindPolicy:
         self, observation: Observation, lost: _Lost, feedback: Feedback, state: RewindState
     ) -> Decision:
         """End a run that going back did not save, or that cannot go back and must not go on."""
-        spent = feedback.facts.can_rewind and bool(state.rewinds)
-        if not spent and not lost.final:
+        rewinds = len(state.rewinds) if feedback.facts.can_rewind else None
+        if not rewinds and not (lost.code == "divergence" and lost.final):
             return NO_CHANGE
-        if not feedback.facts.can_rewind and lost.code != "divergence":
-            return NO_CHANGE
-        text = diagnose_lost_run(
-            observation, lost.reason, len(state.rewinds) if feedback.facts.can_rewind else None
-        )
+        text = diagnose_lost_run(observation, lost.reason, rewinds)
         return Decision(
             actions=(RequestStop(id=f"lost-{lost.code}", diagnosis=text),),
             reason=lost.reason,
@@ -312,5 +320,5 @@ class _Lost:
     code: str
     reason: str
     evidence: Evidence
-    final: bool = True
-    """Whether a run that cannot go back must end for it."""
+    final: bool = False
+    """Whether a run that cannot go back must end for it by now."""

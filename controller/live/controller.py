@@ -20,6 +20,7 @@ from mindtune.controller.live.actuators import Actuators
 from mindtune.controller.live.snapshots import Snapshots
 from mindtune.controller.records.recorder import Recorder
 from mindtune.policies.decisions import (
+    GUARDS,
     Action,
     Advise,
     RequestStop,
@@ -74,7 +75,8 @@ class LiveController:
         self.finding_counts: Counter[str] = Counter()
         """Incidents by kind of finding."""
         self.num_actions = 0
-        """Actions that were granted and carried out; advice changes nothing and is not counted."""
+        """Actions that were granted and carried out; advice and guards (`decisions.GUARDS`) change
+        nothing and are not counted."""
         self.stop_diagnosis: str | None = None
         """Why a policy ends the run; None while none does."""
         self.copied_state = False
@@ -200,7 +202,7 @@ class LiveController:
                     except ConfigError as error:
                         refusals[action] = str(error)
                         continue
-            self.num_actions += 1
+            self.num_actions += not isinstance(action, GUARDS)
         return refusals, returned
 
     def _rewind(self) -> int:
