@@ -9,6 +9,7 @@ from mindtune.controller.cli.doctor import doctor
 from mindtune.controller.cli.export import export
 from mindtune.controller.cli.gate import gate
 from mindtune.controller.cli.init import init
+from mindtune.controller.cli.replay import replay
 from mindtune.controller.cli.report import report
 from mindtune.controller.cli.run import run
 from mindtune.controller.cli.search import search
@@ -23,6 +24,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "search": search,
     "export": export,
     "run": run,
+    "replay": replay,
     "report": report,
     "gate": gate,
     "doctor": doctor,

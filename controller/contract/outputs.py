@@ -21,6 +21,7 @@ __all__ = [
     "RejectedRule",
     "ReplayDecision",
     "ReplayOutput",
+    "ReplayRun",
     "SpaceConfig",
     "SpaceOutput",
     "UsableFeature",
@@ -84,6 +85,8 @@ class FindingRecord(ContractModel):
     severity: Literal["info", "warning", "critical"]
     message: str
     evidence: dict[str, Number | str | None] = Field(default_factory=dict)
+    run: int = 0
+    """Segment of the log, where it holds several."""
 
 
 class ReplayDecision(ContractModel):
@@ -94,6 +97,17 @@ class ReplayDecision(ContractModel):
     action: str
     value: Number | str | None = None
     reason: str
+    run: int = 0
+    """Segment of the log, where it holds several."""
+
+
+class ReplayRun(ContractModel):
+    """One segment of a log: it begins where the steps go back, or a process starts anew."""
+
+    run: int
+    first_step: int
+    last_step: int
+    steps: int = Field(ge=1)
 
 
 class ReplayOutput(Document):
@@ -110,6 +124,10 @@ class ReplayOutput(Document):
     findings: list[FindingRecord]
     decisions: list[ReplayDecision]
     verdict: Literal["healthy", "faulty"]
+    runs: list[ReplayRun] = Field(default_factory=list)
+    """Segments, in the order of the log."""
+    notes: list[str] = Field(default_factory=list)
+    """Where steps go back, and what cannot be judged for want of a signal."""
 
 
 class UsableFeature(ContractModel):

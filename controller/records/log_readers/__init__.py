@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from mindtune.controller.records.log_readers.read import READERS, LogRecords, read_log
-from mindtune.controller.records.log_readers.reader import LineReader, LogFormat
+from mindtune.controller.records.log_readers.read import (
+    READERS,
+    LogRecords,
+    LogStream,
+    open_log,
+    read_log,
+)
+from mindtune.controller.records.log_readers.reader import LogFormat, LogReader, Record
 
-__all__ = ["READERS", "LineReader", "LogFormat", "LogRecords", "read_log"]
+__all__ = ["READERS", "LogFormat", "LogReader", "LogRecords", "LogStream", "Record", "open_log",
+           "read_log"]  # fmt: skip

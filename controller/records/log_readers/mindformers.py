@@ -1,21 +1,26 @@
-"""Lines of MindFormers' `MFLossMonitor`, 1.x and 2.x.
+"""Lines of MindFormers' `MFLossMonitor`, 1.x and 2.x, and of its PyNative trainer.
 
 A step's record is `{ Epoch:[ 1/ 1], step:[ 30/ 120], loss:[3.14/4.33], per_step_time: 47ms, lr:
 ..., overflow cond: False, loss_scale: 1.0, global_norm: [1.43], ...`, after a prefix that differs
-between console and file. Two things are not what they look like: with an overflow the printed loss
-scale is already the lowered one, and large scales are rounded (2147483600.0 is 2^31).
+between console and file. What is not what it looks like: the printed loss scale is the one after
+the step, lowered if that overflowed; large scales are rounded (2147483600.0 is 2^31); the PyNative
+trainer prints `grad_norm: NaN` for none, and `nan` for a norm that is not a number.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from mindtune.controller.records.log_readers.reader import (
+    INTEGER,
     NUMBER,
-    LineReader,
     LogFormat,
+    LogReader,
+    Record,
     StepCounter,
+    flag,
     number,
 )
 from mindtune.policies.signals import Observation
@@ -23,15 +28,22 @@ from mindtune.policies.signals import Observation
 __all__ = ["MINDFORMERS"]
 
 _STEP = re.compile(
-    r"\{ (?:Epoch:\[ *(?P<epoch>\d+)/ *\d+\], )?step:\[ *(?P<step>\d+)/ *(?P<steps>\d+)\], "
+    rf"\{{ ?(?:Epoch: ?\[ *(?P<epoch>{INTEGER})/ *\d+\], *)?"
+    rf"step: ?\[ *(?P<step>{INTEGER})/ *(?P<steps>{INTEGER})\], "
 )
 _LOSS = re.compile(rf"\bloss: *\[? *({NUMBER})")
-_TIME = re.compile(r"\bper_step_time: *(\d+)ms")
-_RATE = re.compile(rf"\blr: *({NUMBER})")
+_TIME = re.compile(rf"\bper_step_time: *({NUMBER}) *ms")
+_RATE = re.compile(rf"\blr: *\[? *({NUMBER})")
 _OVERFLOW = re.compile(r"\boverflow cond: *\[? *(True|False)")
 _SCALE = re.compile(rf"\bloss_scale: *\[? *({NUMBER})")
-_NORM = re.compile(rf"\b(?:global_norm|grad_norm): *\[? *({NUMBER})")
+_NORM = re.compile(
+    rf"\b(?:global_norm|grad_norm):? *(?:\[ *({NUMBER}) *\]|({NUMBER}))(?= *[,}}]|\s*$)"
+)
 _SKIPPED = re.compile(r"\bis_skip: *\[? *(True|False)")
+_SKIP_LINE = re.compile(
+    rf"\bskip_data_grad_norm_threshold: *({NUMBER}), *is_skip: *\[? *(True|False)"
+)
+_NO_NORM = "NaN"
 _SCALE_FACTOR = 2.0
 """MindFormers' DynamicLossScaleUpdateCell halves by default."""
 
@@ -39,32 +51,63 @@ _SCALE_FACTOR = 2.0
 class _Reader:
     def __init__(self) -> None:
         self._counter = StepCounter()
-        self._first = True
+        self._last: int | None = None
+        self._scale: float | None = None
 
-    def feed(self, line: str) -> Observation | None:
-        head = _STEP.search(line)
+    def feed(self, line: str) -> Sequence[Record] | None:
+        head = _STEP.search(line) if "step:" in line else None
         if head is None:
-            return None
+            return self._skip(line)
+        epoch = int(head["epoch"]) if head["epoch"] else None
+        step = self._counter.count(epoch, int(head["step"]), int(head["steps"]))
+        starts = self._last is None or step < self._last
+        follows = self._last is not None and step == self._last + 1
         overflow = _flag(_OVERFLOW, line)
         scale = _value(_SCALE, line)
         if scale is not None and math.isfinite(scale) and scale > 1:
             scale = 2.0 ** round(math.log2(scale))
-            scale *= _SCALE_FACTOR if overflow else 1.0
+        used = scale
+        if follows and self._scale is not None and scale is not None:
+            used = self._scale
+        elif overflow and scale is not None and scale > 1:
+            used = scale * _SCALE_FACTOR
+        self._last, self._scale = step, scale
         time_ms = _value(_TIME, line)
-        step = self._counter.count(int(head["epoch"] or 1), int(head["step"]), int(head["steps"]))
-        phase = "compile" if self._first else "train"
-        self._first = False
-        return Observation(
+        observation = Observation(
             step=step,
-            phase=phase,
+            phase="compile" if starts else "train",
             loss=_value(_LOSS, line),
             step_time_s=None if time_ms is None else time_ms / 1000,
             learning_rate=_value(_RATE, line),
             overflow=overflow,
             update_skipped=_flag(_SKIPPED, line),
-            loss_scale=scale,
-            grad_norm=_value(_NORM, line),
+            loss_scale=used,
+            grad_norm=_norm(line),
         )
+        return [Record(observation)]
+
+    def _skip(self, line: str) -> Sequence[Record] | None:
+        """Read the line about skipped data, which follows that of its step."""
+        found = _SKIP_LINE.search(line) if "is_skip" in line else None
+        if found is None:
+            return None
+        if self._last is None:
+            return []
+        observation = Observation(
+            step=self._last, skip_threshold=number(found[1]), update_skipped=flag(found[2])
+        )
+        return [Record(observation)]
+
+    def finish(self) -> Sequence[Record]:
+        return []
+
+
+def _norm(line: str) -> float | None:
+    """Return the norm; None for a list of several numbers, as a lost decimal point makes one."""
+    found = _NORM.search(line)
+    if found is None or found[2] == _NO_NORM:
+        return None
+    return number(found[1] or found[2])
 
 
 def _value(pattern: re.Pattern[str], line: str) -> float | None:
@@ -74,11 +117,11 @@ def _value(pattern: re.Pattern[str], line: str) -> float | None:
 
 def _flag(pattern: re.Pattern[str], line: str) -> float | None:
     found = pattern.search(line)
-    return None if found is None else float(found[1] == "True")
+    return None if found is None else flag(found[1])
 
 
-def _start() -> LineReader:
+def _start() -> LogReader:
     return _Reader()
 
 
-MINDFORMERS = LogFormat("mindformers", "MindFormers MFLossMonitor", _start)
+MINDFORMERS = LogFormat("mindformers", "MindFormers MFLossMonitor and PyNative trainer", _start)

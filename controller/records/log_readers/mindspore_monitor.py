@@ -1,18 +1,22 @@
-"""Lines of MindSpore's own `LossMonitor`: `epoch: 1 step: 5, loss is 2.3`.
+"""Lines of MindSpore's own `LossMonitor` and `TimeMonitor`.
 
-`TimeMonitor` says a mean step time at the end of each epoch only; it is given to the last step of
-that epoch.
+`epoch: 1 step: 5, loss is 2.3`, where steps count anew in each epoch, and `Train epoch time: 24.6
+ms, per step time: 12.3 ms`: the mean step time of an epoch, which is given to its last step. In a
+log that has lines of epochs alone, each is one record, counted by line. The first step of a run,
+and so the first epoch's mean, holds the compilation.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Sequence
 
 from mindtune.controller.records.log_readers.reader import (
+    INTEGER,
     NUMBER,
-    LineReader,
     LogFormat,
+    LogReader,
+    Record,
     StepCounter,
     number,
 )
@@ -20,29 +24,50 @@ from mindtune.policies.signals import Observation
 
 __all__ = ["MINDSPORE_MONITOR"]
 
-_LOSS = re.compile(rf"\bepoch: *(\d+) +step: *(\d+), *loss is *({NUMBER})")
-_TIME = re.compile(r"\bper step time: *([\d.]+) *ms")
+_LOSS = re.compile(
+    rf"\bepoch: *({INTEGER}),? +step: *({INTEGER}), *loss is *[\[(]? *"
+    rf"(?:Tensor\([^)]*value= *)?({NUMBER})",
+    re.IGNORECASE,
+)
+_TIME = re.compile(
+    rf"\bper step time: *({NUMBER}) *ms(?:, *(?:avg|mean) loss: *({NUMBER}))?", re.IGNORECASE
+)
+_EPOCH_TIME = "poch time"
 
 
 class _Reader:
     def __init__(self) -> None:
         self._counter = StepCounter()
-        self._last: Observation | None = None
+        self._last: int | None = None
+        self._epochs = 0
+        self._timed = False
 
-    def feed(self, line: str) -> Observation | None:
-        found = _LOSS.search(line)
+    def feed(self, line: str) -> Sequence[Record] | None:
+        found = _LOSS.search(line) if "loss is" in line else None
         if found is not None:
             step = self._counter.count(int(found[1]), int(found[2]))
-            self._last = Observation(step=step, loss=number(found[3]))
-            return self._last
-        timed = _TIME.search(line)
-        if timed is None or self._last is None:
+            starts = step == 1
+            self._last = step
+            phase = "compile" if starts else None
+            return [Record(Observation(step=step, loss=number(found[3]), phase=phase))]
+        timed = _TIME.search(line) if _EPOCH_TIME in line else None
+        if timed is None:
             return None
-        last, self._last = self._last, None
-        return replace(last, step_time_s=float(timed[1]) / 1000)
+        time_s = number(timed[1]) / 1000
+        phase = None if self._timed else "compile"
+        self._timed = True
+        if self._last is not None:
+            return [Record(Observation(step=self._last, step_time_s=time_s, phase=phase))]
+        self._epochs += 1
+        loss = number(timed[2]) if timed[2] else None
+        observation = Observation(step=self._epochs, loss=loss, step_time_s=time_s, phase=phase)
+        return [Record(observation)]
+
+    def finish(self) -> Sequence[Record]:
+        return []
 
 
-def _start() -> LineReader:
+def _start() -> LogReader:
     return _Reader()
 
 

@@ -1,0 +1,124 @@
+"""Progress of fairseq and metaseq: `| train_inner | {"loss": "16.4", "num_updates": "1", ...}`.
+
+JSON with every number as text, or `loss=16.4, num_updates=1` in its plain style. `num_updates`
+counts updates that were made, so overflowing ones, which a note tells of, lie between two of them.
+Losses are in bits. Sums over an epoch (`train`) repeat what was told and are passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from mindtune.controller.records.log_readers import fields
+from mindtune.controller.records.log_readers.reader import (
+    NUMBER,
+    LogFormat,
+    LogReader,
+    Record,
+    is_whole,
+    number,
+    whole,
+)
+from mindtune.policies.signals import Observation
+
+__all__ = ["FAIRSEQ"]
+
+_JSON = re.compile(r"\| *(train_inner|train|valid\w*|[\w-]*valid[\w-]*) *\| *(\{.*\})\s*$")
+_PLAIN = re.compile(r"\bepoch (\d+): +(\d+) / (\d+) (.*)")
+_SUMMARY = re.compile(r"\| *(?:valid \| )?epoch \d+ \| (.*)")
+_PAIR = re.compile(rf"([a-z_]+)[= ]({NUMBER})(?=[,|\s]|$)")
+_OVERFLOW = re.compile(rf"overflow detected, ignoring gradient, setting loss scale to: ({NUMBER})")
+_FACTOR = 2.0
+"""The scale that overflowed is twice the one that the note sets."""
+_MOST_LEFT = 64
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._updates: int | None = None
+        self._overflows: list[float] = []
+
+    def feed(self, line: str) -> Sequence[Record] | None:
+        if "|" not in line:
+            return None
+        note = _OVERFLOW.search(line) if "overflow" in line else None
+        if note is not None:
+            self._overflows = [*self._overflows[-_MOST_LEFT:], number(note[1]) * _FACTOR]
+            return []
+        found = _JSON.search(line)
+        if found is not None:
+            try:
+                told = json.loads(found[2])
+            except (ValueError, RecursionError):
+                return None
+            return self._told(found[1], told) if isinstance(told, dict) else None
+        plain = _PLAIN.search(line)
+        if plain is not None:
+            return self._told("train_inner", dict(_PAIR.findall(plain[4])))
+        summary = _SUMMARY.search(line) if "num_updates" in line else None
+        if summary is not None and "valid" in line:
+            return self._told("valid", dict(_PAIR.findall(summary[1])))
+        return None
+
+    def finish(self) -> Sequence[Record]:
+        """Tell of overflows after the last update: what most runs end with that are given up."""
+        start = self._updates or 0
+        return [
+            Record(Observation(
+                step=start + i, overflow=1.0, update_skipped=1.0, loss_scale=scale
+            ))
+            for i, scale in enumerate(self._overflows, start=1)
+        ]  # fmt: skip
+
+    def _told(self, kind: str, told: dict[str, Any]) -> Sequence[Record] | None:
+        if kind == "train":
+            return []
+        prefix = "" if kind == "train_inner" else f"{kind}_"
+        updates = _number(told, f"{prefix}num_updates", "num_updates")
+        if updates is None or not is_whole(updates):
+            return None
+        step = int(updates)
+        if kind != "train_inner":
+            loss = _number(told, f"{prefix}loss", "loss")
+            return [] if loss is None else [Record(Observation(step=step, eval_loss=loss))]
+        return [Record(self._observation(step, told))]
+
+    def _observation(self, step: int, told: dict[str, Any]) -> Observation:
+        words, rate = _number(told, "wpb"), _number(told, "wps", "ewps")
+        scale = _number(told, "loss_scale")
+        before, self._updates = self._updates, step
+        made = step - before if before is not None and step > before else 1
+        lost, self._overflows = self._overflows, []
+        share = len(lost) / (len(lost) + made) if scale is not None else None
+        return Observation(
+            step=step,
+            loss=_number(told, "loss"),
+            grad_norm=_number(told, "gnorm"),
+            learning_rate=_number(told, "lr"),
+            loss_scale=scale,
+            overflow=share,
+            update_skipped=share,
+            global_batch_size=whole(_number(told, "bsz")),
+            tokens=whole(words),
+            tokens_per_s=rate or None,
+            step_time_s=words / rate if words and rate and math.isfinite(rate) else None,
+        )
+
+
+def _number(told: dict[str, Any], *names: str) -> float | None:
+    for name in names:
+        read = fields.read_value(told.get(name))
+        if read is not None:
+            return read[0]
+    return None
+
+
+def _start() -> LogReader:
+    return _Reader()
+
+
+FAIRSEQ = LogFormat("fairseq", "fairseq and metaseq progress (json or simple)", _start)

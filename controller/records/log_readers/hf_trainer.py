@@ -1,0 +1,174 @@
+"""The Hugging Face Trainer: its `trainer_state.json`, and the dictionaries that it prints.
+
+The state's `log_history` is read entry by entry, so its size does not matter and a cut end is no
+harm. A printed dictionary names no step; it is taken from the progress bar before it, and counted
+in printed dictionaries where there is none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from mindtune.controller.records.log_readers import fields
+from mindtune.controller.records.log_readers.reader import (
+    INTEGER,
+    NUMBER,
+    LogFormat,
+    LogReader,
+    Record,
+    is_whole,
+)
+from mindtune.controller.records.log_readers.scaler_events import ScalerEvents
+
+__all__ = ["TRAINER_CONSOLE", "TRAINER_STATE"]
+
+_HISTORY = re.compile(r'"log_history"\s*:\s*\[')
+_SEPARATORS = re.compile(r"[\s,]*")
+_LONGEST = 1 << 22
+"""Characters of one entry of the history; one that is longer is none of the Trainer's."""
+_TOKENS_SEEN = "num_input_tokens_seen"
+
+
+class _Entries:
+    """Makes records of log entries; counts tokens on."""
+
+    def __init__(self) -> None:
+        self._tokens: tuple[int, float] | None = None
+
+    def record(self, step: int, entry: dict[str, Any]) -> list[Record] | None:
+        """Return what one entry says; None where it is about no step, as the last one."""
+        if "train_runtime" in entry:
+            return None
+        signals = fields.collect(entry.items())
+        if not fields.is_training(signals) and "eval_loss" not in signals:
+            return None
+        observation = fields.make(step, signals)
+        seen = fields.read_value(entry.get(_TOKENS_SEEN))
+        if seen is not None:
+            before, self._tokens = self._tokens, (step, seen[0])
+            if before is not None and step > before[0] and "loss" in signals:
+                tokens = round((seen[0] - before[1]) / (step - before[0]))
+                observation = fields.make(step, {**signals, "tokens": float(tokens)})
+        return [Record(observation)]
+
+
+class _StateReader:
+    """Reads text in pieces of any size."""
+
+    def __init__(self) -> None:
+        self._entries = _Entries()
+        self._decoder = json.JSONDecoder()
+        self._buffer = ""
+        self._inside = False
+        self._ended = False
+
+    def feed(self, line: str) -> Sequence[Record] | None:
+        if self._ended:
+            return None
+        self._buffer += line
+        if not self._inside:
+            found = _HISTORY.search(self._buffer)
+            if found is None:
+                self._buffer = self._buffer[-256:]
+                return None
+            self._inside = True
+            self._buffer = self._buffer[found.end() :]
+        if "}" not in line and "]" not in line and len(self._buffer) < _LONGEST:
+            return None
+        records: list[Record] = []
+        understood = False
+        position = 0
+        while True:
+            position = _after_separators(self._buffer, position)
+            if self._buffer[position : position + 1] == "]":
+                self._ended, self._buffer = True, ""
+                break
+            try:
+                entry, position = self._decoder.raw_decode(self._buffer, position)
+            except (ValueError, RecursionError):
+                self._buffer = self._buffer[position:]
+                self._ended = len(self._buffer) > _LONGEST
+                break
+            step = fields.read_value(entry.get("step")) if isinstance(entry, dict) else None
+            if step is not None and is_whole(step[0]):
+                told = self._entries.record(int(step[0]), entry)
+                understood = understood or told is not None
+                records += told or []
+        return records if understood else None
+
+    def finish(self) -> Sequence[Record]:
+        return []
+
+
+def _after_separators(text: str, position: int) -> int:
+    found = _SEPARATORS.match(text, position)
+    return position if found is None else found.end()
+
+
+_DICTIONARY = re.compile(r"\{ *'[^{}]*\}")
+_PAIR = re.compile(rf"'([\w/.@-]+)': *'?({NUMBER})'?(?= *[,}}])")
+_BAR = re.compile(rf"\d+%\|[^|]*\| *({INTEGER})/({INTEGER}) ")
+
+
+class _ConsoleReader:
+    def __init__(self) -> None:
+        self._entries = _Entries()
+        self._events = ScalerEvents()
+        self._bar: tuple[int, int] | None = None
+        self._of_steps: int | None = None
+        self._last = 0
+
+    def feed(self, line: str) -> Sequence[Record] | None:
+        if self._events.feed(line):
+            return []
+        for bar in _BAR.finditer(line) if "%|" in line else ():
+            self._bar = (int(bar[1]), int(bar[2]))
+        found = _DICTIONARY.search(line) if "{" in line else None
+        if found is None:
+            return None
+        entry = dict(_PAIR.findall(found[0]))
+        if "epoch" not in entry:
+            return None
+        told = self._entries.record(self._step(entry), entry)
+        if told is None or "loss" not in entry:
+            return told
+        observation = told[0].observation
+        interval = max(1, observation.step - self._last)
+        signals = self._events.take(interval)
+        self._last = observation.step
+        if not signals:
+            return told
+        return [*told, Record(fields.make(observation.step, signals))]
+
+    def _step(self, entry: dict[str, str]) -> int:
+        """Return the training bar's step; evaluation has a bar of its own, with another total."""
+        training = "loss" in entry
+        if self._bar is not None and training and self._bar[0] > 0:
+            if self._of_steps is None or self._bar[1] == self._of_steps:
+                self._of_steps = self._bar[1]
+                return self._bar[0]
+            return self._last + 1
+        return self._last + 1 if training else self._last
+
+    def finish(self) -> Sequence[Record]:
+        return []
+
+
+def _start_state() -> LogReader:
+    return _StateReader()
+
+
+def _start_console() -> LogReader:
+    return _ConsoleReader()
+
+
+TRAINER_STATE = LogFormat(
+    "hf_trainer_state", "trainer_state.json of the Hugging Face Trainer", _start_state,
+    by_line=False,
+)  # fmt: skip
+TRAINER_CONSOLE = LogFormat(
+    "hf_trainer", "dictionaries that the Hugging Face Trainer prints", _start_console
+)

@@ -1,0 +1,75 @@
+"""Progress bars of tqdm with a loss: `Epoch: 0: 100%|###| 226/226 [01:58<00:00, 1.9it/s, loss=4]`.
+
+Bars count from the start in each epoch. In a log with bars of epochs, one without an epoch (or one
+that says so) is of an evaluation. The time of a step is the bar's own running mean.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from mindtune.controller.records.log_readers import fields
+from mindtune.controller.records.log_readers.reader import (
+    INTEGER,
+    NUMBER,
+    LogFormat,
+    LogReader,
+    Record,
+    number,
+)
+from mindtune.policies.signals import Observation
+
+__all__ = ["PROGRESS_BAR"]
+
+_BAR = re.compile(
+    rf"(?P<head>[^%|]*?)\b\d+%\|[^|]*\| *(?P<n>{INTEGER})/(?P<of>{INTEGER}) *\[(?P<rest>[^\]]*)\]?"
+    rf"(?P<tail>.*)"
+)
+_RATE = re.compile(rf"({NUMBER}) *(it/s|s/it)")
+_PAIR = re.compile(rf"([A-Za-z][\w/ -]*?)[=:] *({NUMBER})(?=[,\]\s]|$)")
+_EPOCH = re.compile(rf"\bepoch\W*({INTEGER})", re.IGNORECASE)
+_EVALUATES = re.compile(r"\b(?:val|valid\w*|eval\w*|test\w*)\b", re.IGNORECASE)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._first_epoch: int | None = None
+        self._last = 0
+
+    def feed(self, line: str) -> Sequence[Record] | None:
+        found = _BAR.search(line) if "%|" in line else None
+        if found is None:
+            return None
+        pairs = [(name.strip(), value) for name, value in _PAIR.findall(
+            found["rest"] + "," + found["tail"])]  # fmt: skip
+        signals = fields.collect(pairs)
+        if "loss" not in signals:
+            return None
+        epoch = _EPOCH.search(found["head"]) or _EPOCH.search(found["tail"])
+        if _EVALUATES.search(found["head"]) or (epoch is None and self._first_epoch is not None):
+            return [Record(Observation(step=self._last, eval_loss=signals["loss"]))]
+        count, total = int(found["n"]), int(found["of"])
+        if count == 0:
+            return None
+        if epoch is not None:
+            number_of = int(epoch[1])
+            if self._first_epoch is None:
+                self._first_epoch = min(number_of, 1)  # programs count epochs from 0 or from 1
+            count += max(0, number_of - self._first_epoch) * total
+        rate = _RATE.search(found["rest"])
+        if rate is not None and number(rate[1]) > 0:
+            per = number(rate[1])
+            signals["step_time_s"] = per if rate[2] == "s/it" else 1 / per
+        self._last = count
+        return [Record(fields.make(count, signals))]
+
+    def finish(self) -> Sequence[Record]:
+        return []
+
+
+def _start() -> LogReader:
+    return _Reader()
+
+
+PROGRESS_BAR = LogFormat("tqdm", "progress bars of tqdm with a loss", _start)

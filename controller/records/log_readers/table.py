@@ -1,0 +1,108 @@
+"""Tables with a header line: our own signals.csv, and CSV of other programs.
+
+Any subset of columns in any order; names of other programs are understood where they are known
+(`num_updates`, `lr`, `gnorm`, `step_time_ms`, ...). An empty cell is "not measured"; a line that
+cannot be read is passed over, as a killed writer leaves one.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+
+from mindtune.controller.contract.signal_table import ALIASES
+from mindtune.controller.records.log_readers import fields
+from mindtune.controller.records.log_readers.reader import LogFormat, LogReader, Record, is_whole
+from mindtune.policies.signals import SIGNAL_NAMES
+
+__all__ = ["CSV_TABLE", "SIGNALS_TABLE"]
+
+_SEPARATORS = (",", "\t", ";")
+_EVENT = "event"
+_OVERFLOW_EVENT = "overflow"
+_HEADER_LINES = 20
+"""Lines in which a header is looked for: comments may come first."""
+
+
+class _Reader:
+    def __init__(self, *, own: bool) -> None:
+        self._own = own
+        self._separator = ","
+        self._columns: list[str] | None = None
+        self._step_column = ""
+        self._last = 0
+        self._lines = 0
+
+    def feed(self, line: str) -> Sequence[Record] | None:
+        if self._columns is None:
+            self._lines += 1
+            if self._lines <= _HEADER_LINES:
+                self._read_header(line)
+            return None
+        if self._own and not line.endswith("\n"):
+            return None  # cut: a killed writer
+        cells = _cells(line, self._separator)
+        if len(cells) != len(self._columns):
+            return None
+        row = {name: cell.strip() for name, cell in zip(self._columns, cells, strict=True)}
+        if row[self._columns[0]] == self._columns[0]:
+            return None  # the header again, of an appended table
+        return self._record(row)
+
+    def _read_header(self, line: str) -> None:
+        for separator in _SEPARATORS:
+            names = [name.strip() for name in _cells(line.lstrip("# "), separator)]
+            normal = [fields.normal(name) for name in names]
+            step = next((name for name in fields.STEP_NAMES if name in normal), None)
+            if step is None or len(names) < 2 or not _names_signals(normal):
+                continue
+            known = all(name in SIGNAL_NAMES or name in ALIASES for name in names)
+            if known == self._own:
+                self._separator, self._columns = separator, normal
+                self._step_column = step
+            return
+
+    def _record(self, row: dict[str, str]) -> Sequence[Record] | None:
+        signals = fields.collect((name, cell) for name, cell in row.items() if cell)
+        step = fields.read_value(row[self._step_column])
+        overflows = row.get(_EVENT) == _OVERFLOW_EVENT
+        if overflows:
+            signals.update({"overflow": 1.0, "update_skipped": 1.0})
+        if step is None and overflows:
+            # An attempt that made no step: it follows the one before.
+            step = (self._last + 1.0, "")
+        if step is None or not is_whole(step[0]):
+            return None
+        if not fields.is_training(signals) and "eval_loss" not in signals and not self._own:
+            return None
+        self._last = int(step[0])
+        return [Record(fields.make(self._last, signals, phase=row.get("phase") or None))]
+
+    def finish(self) -> Sequence[Record]:
+        return []
+
+
+def _names_signals(names: Sequence[str]) -> bool:
+    told = fields.collect((name, 0.0) for name in names)
+    return fields.is_training(told) or "eval_loss" in told
+
+
+def _cells(line: str, separator: str) -> list[str]:
+    try:
+        return next(csv.reader([line], delimiter=separator), [])
+    except csv.Error:  # such as a cell of 200 KB
+        return []
+
+
+def _start_own() -> LogReader:
+    return _Reader(own=True)
+
+
+def _start() -> LogReader:
+    return _Reader(own=False)
+
+
+SIGNALS_TABLE = LogFormat(
+    "mindtune", "signals.csv of mindtune, or the folder of a run", _start_own
+)
+CSV_TABLE = LogFormat("csv", "a table with a header line that names a step", _start)
