@@ -30,6 +30,8 @@ _PAIR = re.compile(
     rf"((?:{NUMBER}|(?i:True|False)\b)(?: ?(?:ms|sec|s|%)(?![\w/]))?)(?: */ *({INTEGER}))?"
     rf"(?= *([^ ]?))"
 )
+_TELLING = frozenset({"loss", "grad_norm", "step_time_s", "eval_loss"})
+"""Without one of these a line is no data line: many a line of a set-up names a step and a rate."""
 _COUNTS = frozenset((*fields.STEP_NAMES, *fields.EPOCH_NAMES))
 _MOST_WORDS = 4
 _IS = " is"
@@ -133,7 +135,7 @@ class _Reader:
             return None
         else:
             self._header = None
-        if not fields.is_training(named.signals) and "eval_loss" not in named.signals:
+        if not _TELLING & set(named.signals):
             return None
         step = self._step(named)
         signals = {**self._overflow, **named.signals}

@@ -150,8 +150,8 @@ def find_format(path: Path) -> LogFormat | None:
             break
     for rival in rivals:
         rival.take(rival.reader.finish() or None)
-    best = max(rivals, key=lambda rival: (rival.losses, rival.records, rival.lines))
-    return best.entry if best.records else None
+    able = [rival for rival in rivals if rival.records]
+    return max(able, key=lambda rival: rival.losses).entry if able else None
 
 
 @dataclass
@@ -162,12 +162,10 @@ class _Rival:
     reader: LogReader
     losses: int = 0
     records: int = 0
-    lines: int = 0
 
     def take(self, records: Sequence[Record] | None) -> None:
         """Count what a line gave."""
         if records is None:
             return
-        self.lines += 1
         self.records += len(records)
         self.losses += sum(record.observation.loss is not None for record in records)

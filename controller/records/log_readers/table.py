@@ -20,6 +20,8 @@ __all__ = ["CSV_TABLE", "SIGNALS_TABLE"]
 _SEPARATORS = (",", "\t", ";")
 _EVENT = "event"
 _OVERFLOW_EVENT = "overflow"
+_BOOKKEEPING = frozenset({"wall_time_s", "phase", "run"})
+"""Columns that our own writer always writes, and nobody else."""
 _HEADER_LINES = 20
 """Lines in which a header is looked for: comments may come first."""
 
@@ -30,6 +32,7 @@ class _Reader:
         self._separator = ","
         self._columns: list[str] | None = None
         self._step_column = ""
+        self._is_ours = False
         self._last = 0
         self._lines = 0
 
@@ -39,8 +42,8 @@ class _Reader:
             if self._lines <= _HEADER_LINES:
                 self._read_header(line)
             return None
-        if self._own and not line.endswith("\n"):
-            return None  # cut: a killed writer
+        if self._is_ours and not line.endswith("\n"):
+            return None  # a killed writer's, cut perhaps inside a number
         cells = _cells(line, self._separator)
         if len(cells) != len(self._columns):
             return None
@@ -60,6 +63,7 @@ class _Reader:
             if known == self._own:
                 self._separator, self._columns = separator, normal
                 self._step_column = step
+                self._is_ours = set(names) >= _BOOKKEEPING
             return
 
     def _record(self, row: dict[str, str]) -> Sequence[Record] | None:

@@ -1,0 +1,1 @@
+"""What `replay` says about public training logs whose story is known."""
