@@ -40,6 +40,17 @@ def _normal(generator: np.random.Generator, shape: tuple[int, ...], std: float) 
     return (generator.standard_normal(shape) * std).astype(np.float32)
 
 
+def _weight_cast() -> Any:
+    """Return the cast of a weight into the compute type, which a recomputed block keeps.
+
+    Recomputed, it would wait for the block's gradient like every operation without an activation
+    among its inputs, and the compiler takes the wrong one where a gradient has come through a
+    `bprop` of our own: tensor parallelism, float16 and recomputation then end in "Graph cycle
+    exists" (MindSpore 2.10, graph mode). Kept, it costs two bytes a weight.
+    """
+    return ops.Cast().recompute(mode=False)
+
+
 class _LayerNorm(nn.Cell):
     """Layer normalisation in float32, returned in the compute type."""
 
@@ -65,6 +76,7 @@ class _Attention(nn.Cell):
         self.heads = heads // shards.count
         self.head_size = head_size
         self.dtype = dtype
+        self.cast = _weight_cast()
         self.scale = 1.0 / math.sqrt(head_size)
         # Cut per head as (3, heads, head size, width): rows of the fused matrix would mix queries
         # with keys.
@@ -87,8 +99,8 @@ class _Attention(nn.Cell):
         """Mix positions: `[batch, length, hidden_size]` to the same."""
         batch, length, size = x.shape
         local = self.heads * self.head_size
-        weight = ops.cast(self.qkv_weight, self.dtype).reshape(3 * local, size)
-        bias = ops.cast(self.qkv_bias, self.dtype).reshape(3 * local)
+        weight = self.cast(self.qkv_weight, self.dtype).reshape(3 * local, size)
+        bias = self.cast(self.qkv_bias, self.dtype).reshape(3 * local)
         flat = self.enter(x).reshape(batch * length, size)
         qkv = ops.matmul(flat, weight.T) + bias
         qkv = qkv.reshape(batch, length, 3, self.heads, self.head_size).transpose(2, 0, 3, 1, 4)
@@ -97,8 +109,8 @@ class _Attention(nn.Cell):
         weights = ops.softmax(ops.cast(scores, ms.float32) + self.mask, -1)
         mixed = ops.matmul(ops.cast(weights, self.dtype), value)
         mixed = mixed.transpose(0, 2, 1, 3).reshape(batch * length, local)
-        out = ops.matmul(mixed, ops.cast(self.out_weight, self.dtype).reshape(local, size))
-        out = self.leave(out) + ops.cast(self.out_bias, self.dtype)
+        out = ops.matmul(mixed, self.cast(self.out_weight, self.dtype).reshape(local, size))
+        out = self.leave(out) + self.cast(self.out_bias, self.dtype)
         return out.reshape(batch, length, size)
 
 
@@ -111,6 +123,7 @@ class _Mlp(nn.Cell):
         super().__init__()
         size, inner = model.hidden_size, model.mlp_size
         self.dtype = dtype
+        self.cast = _weight_cast()
         up = _normal(generator, (size, inner), _INIT_STD)
         down = _normal(generator, (inner, size), _INIT_STD / math.sqrt(2 * model.num_layers))
         self.up_weight = sharded(up, "up_weight", shards, 1)
@@ -125,12 +138,10 @@ class _Mlp(nn.Cell):
         """Transform each position: `[batch, length, hidden_size]` to the same."""
         batch, length, size = x.shape
         flat = self.enter(x).reshape(batch * length, size)
-        hidden = ops.matmul(flat, ops.cast(self.up_weight, self.dtype)) + ops.cast(
-            self.up_bias, self.dtype
-        )
-        hidden = self.gelu(hidden)
-        out = self.leave(ops.matmul(hidden, ops.cast(self.down_weight, self.dtype)))
-        return (out + ops.cast(self.down_bias, self.dtype)).reshape(batch, length, size)
+        hidden = ops.matmul(flat, self.cast(self.up_weight, self.dtype))
+        hidden = self.gelu(hidden + self.cast(self.up_bias, self.dtype))
+        out = self.leave(ops.matmul(hidden, self.cast(self.down_weight, self.dtype)))
+        return (out + self.cast(self.down_bias, self.dtype)).reshape(batch, length, size)
 
 
 class Block(nn.Cell):

@@ -54,6 +54,14 @@ DATA, TENSOR = {"data_parallel": 2}, {"model_parallel": 2}
 TWO_RANKS = {
     "data": _variant(degrees=DATA, micro_batch_size=2),
     "tensor": _variant(degrees=TENSOR, micro_batch_size=4, recompute="interval:2"),
+    # Recomputed casts of weights once made a cycle in the compiled graph.
+    "tensor_float16": _variant(
+        degrees=TENSOR,
+        micro_batch_size=4,
+        recompute="interval:2",
+        precision="float16",
+        loss_scale="dynamic",
+    ),
     "tensor_pynative": _variant(degrees=TENSOR, mode="pynative"),
     "float16_exchange": _variant(degrees=DATA, micro_batch_size=4, gradient_compression="float16"),
     "topk": _variant(degrees=DATA, micro_batch_size=4, gradient_compression="topk:0.1"),
@@ -176,6 +184,15 @@ def test_a_poisoned_batch_really_overflows_in_float16_and_only_there(one_rank):
 def test_two_ranks_train_as_one(one_rank, two_ranks, name):
     for result in (ranks[name] for ranks in two_ranks):
         _assert_same_training(result, one_rank["base"])
+
+
+@pytest.mark.mindspore
+@pytest.mark.msrun
+def test_tensor_parallel_recomputes_in_float16(one_rank, two_ranks):
+    result = two_ranks[0]["tensor_float16"]
+    assert result["loss"] == pytest.approx(one_rank["float16"]["loss"], rel=1e-3)
+    assert result["effective"]["recompute"] == "interval:2"
+    assert result["effective"]["precision"] == "float16"
 
 
 @pytest.mark.mindspore
