@@ -17,6 +17,7 @@ from mindtune.controller.device.nvml import GpuDescription, list_gpus
 from mindtune.controller.device.reading import ProbeError
 from mindtune.controller.doctor_checks import (
     Verdict,
+    check_alerts,
     check_ascend,
     check_below,
     check_cpu,
@@ -29,6 +30,7 @@ from mindtune.controller.doctor_checks import (
     check_postgresql,
     check_search,
     check_tool,
+    send_test_alert,
 )
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.metrics.calibrate import (
@@ -54,17 +56,19 @@ _PACKAGES = (
     "psutil",
     "matplotlib",
     "jinja2",
+    "apprise",
     "mindformers",
 )
 
 
-def collect_doctor(measure: bool = False) -> dict[str, Any]:
+def collect_doctor(measure: bool = False, *, test_alert: str | None = None) -> dict[str, Any]:
     """Looks at this machine.
 
     Args:
         measure: Also run MindSpore: does a graph compile, do ranks meet under msrun, and what are
             the processor's peak, its copy bandwidth and the bandwidth between ranks. Takes 20 to
             60 seconds.
+        test_alert: Also send an alert to this address, env:NAME.
 
     Returns:
         The document of `mindtune doctor --json`.
@@ -92,8 +96,11 @@ def collect_doctor(measure: bool = False) -> dict[str, Any]:
         "storage_sqlite": Verdict(ok=True, why=f"SQLite {sqlite3.sqlite_version}"),
         "storage_postgresql": check_postgresql(),
         "report": check_modules("matplotlib", "jinja2", purpose="reports are drawn with them"),
+        "alerts": check_alerts(versions),
         "mindformers": check_mindformers(versions),
     }
+    if test_alert is not None:
+        usable["test_alert"] = send_test_alert(test_alert)
     if measure:
         usable["graph_compile"] = _graph_compile(measured)
         usable["ranks_meet"] = _ranks_meet(links)

@@ -6,10 +6,14 @@ import importlib.util
 import os
 import re
 import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from mindtune.controller.alerts.alert import doctor_alert
+from mindtune.controller.alerts.courier import send_once
+from mindtune.controller.alerts.send import CHANNELS
 from mindtune.controller.device.host import cpu_name, usable_cores
 
 if TYPE_CHECKING:
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Verdict",
+    "check_alerts",
     "check_ascend",
     "check_below",
     "check_cpu",
@@ -30,6 +35,7 @@ __all__ = [
     "check_postgresql",
     "check_search",
     "check_tool",
+    "send_test_alert",
 ]
 
 _MINDSPORE_LEAST = (2, 7, 2)
@@ -209,6 +215,26 @@ def check_postgresql() -> Verdict:
     return Verdict(
         ok=False, why="pip install psycopg2-binary; only searches on several machines need it"
     )
+
+
+def check_alerts(versions: dict[str, str | None]) -> Verdict:
+    """Apprise is installed in the series that alerts are sent with."""
+    version = versions["apprise"]
+    if version is None or not (1, 9, 4) <= _numbers(version) < (3,):
+        return Verdict(ok=False, why=f"needs apprise>=1.9.4,<3, but has {version or 'none'}")
+    forms = ", ".join(f"{service} {form}" for service, form in CHANNELS.items())
+    return Verdict(ok=True, why=f"apprise {version}; {forms}")
+
+
+def send_test_alert(address: str) -> Verdict:
+    """Send an alert to what an environment variable names, and wait for the answer.
+
+    Args:
+        address: env:NAME.
+    """
+    target, problem = send_once(address, doctor_alert(socket.gethostname()))
+    why = f"{target}: {problem}" if problem else f"{target} took a test alert"
+    return Verdict(ok=not problem, why=why)
 
 
 def check_mindformers(versions: dict[str, str | None]) -> Verdict:

@@ -18,17 +18,26 @@ def doctor(
     measure: Annotated[
         bool, typer.Option("--measure", help="Also measure this machine's peak (about a minute).")
     ] = False,
+    send_test_alert: Annotated[
+        str | None,
+        typer.Option(metavar="env:NAME", help="Also send an alert to the URL in this variable."),
+    ] = None,
 ) -> int:
     """Say what works on this machine, and why the rest does not."""
-    from mindtune.controller.contract import DoctorOutput, parse
+    from mindtune.controller.contract import AlertsSection, DoctorOutput, parse
     from mindtune.controller.doctor import collect_doctor
 
+    if send_test_alert is not None:
+        parse(AlertsSection, {"urls": send_test_alert}, source="--send-test-alert")
     if measure:
         err().print("measuring the peak of the matrix product ...")
-    document = parse(DoctorOutput, collect_doctor(measure=measure), source="doctor")
+    collected = collect_doctor(measure, test_alert=send_test_alert)
+    document = parse(DoctorOutput, collected, source="doctor")
+    lost = any(entry.feature == "test_alert" and not entry.ok for entry in document.usable)
+    code = 1 if lost else 0
     if json:
         print_json(document)
-        return 0
+        return code
     console = out()
     versions = Table("package", "version", box=None, title="Versions", title_justify="left")
     for name, version in document.versions.items():
@@ -44,4 +53,4 @@ def doctor(
     for peak in document.peaks:
         facts = ", ".join(f"{key} {value}" for key, value in peak.items())
         console.print(f"peak: {facts}")
-    return 0
+    return code

@@ -13,6 +13,12 @@ from mindtune.controller.contract.files import (
     write_yaml,
 )
 from mindtune.controller.contract.gate_file import GateFile, GateRule
+from mindtune.controller.contract.live_sections import (
+    ALERT_KINDS,
+    AlertKind,
+    AlertsSection,
+    WatchdogSection,
+)
 from mindtune.controller.contract.outputs import (
     CompareOutput,
     CompareRow,
@@ -73,6 +79,7 @@ from mindtune.controller.contract.trial_files import (
 )
 
 __all__ = [
+    "ALERT_KINDS",
     "ENV_CHECKPOINT",
     "ENV_CONFIG",
     "ENV_MARK",
@@ -80,6 +87,8 @@ __all__ = [
     "ENV_RUN_DIR",
     "ENV_TRIAL_DIR",
     "MINDFORMERS_KEY",
+    "AlertKind",
+    "AlertsSection",
     "BestConfig",
     "ClusterSection",
     "CompareOutput",
@@ -122,6 +131,7 @@ __all__ = [
     "TrialResult",
     "TrialSection",
     "UsableFeature",
+    "WatchdogSection",
     "WorkerOutcome",
     "dump_yaml",
     "format_header",

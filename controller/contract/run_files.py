@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from mindtune.controller.contract.base import ContractModel, Document, Number
+from mindtune.controller.contract.live_sections import AlertsSection, WatchdogSection
 from mindtune.controller.contract.study_file import Command, PolicySection
 from mindtune.search.knobs import KnobValue
 
@@ -89,6 +90,10 @@ class BestConfig(Document):
     knobs: dict[str, KnobValue] = Field(default_factory=dict)
     policies: dict[str, PolicySection] = Field(default_factory=dict)
     learned: Learned = Learned()
+    alerts: AlertsSection | None = None
+    """Null: nobody is told."""
+    watchdog: WatchdogSection | None = None
+    """Null: the default limits."""
     provenance: Provenance | None = None
 
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from mindtune.controller.alerts.run_alerts import RunAlerts
 from mindtune.controller.contract import DecisionRecord
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.actuators import Actuators
@@ -56,6 +57,7 @@ class LiveController:
         recorder: Where everything is written down; None on all ranks but the first, and where no
             records are kept.
         snapshots: Earlier states to return to; None: there are none.
+        alerts: What tells people; None on all ranks but the first, and where nobody is told.
     """
 
     def __init__(
@@ -65,11 +67,13 @@ class LiveController:
         *,
         recorder: Recorder | None = None,
         snapshots: Snapshots | None = None,
+        alerts: RunAlerts | None = None,
     ) -> None:
         self._engine = engine
         self._actuators = actuators
         self._recorder = recorder
         self._snapshots = snapshots
+        self._alerts = alerts
         self.engine_state: EngineState | None = None
         """State of detectors, policies and arbiter; None before `start`."""
         self.finding_counts: Counter[str] = Counter()
@@ -164,6 +168,8 @@ class LiveController:
             _LOGGER.log(
                 _LEVELS[finding.severity], "step %d: %s: %s", finding.step, kind, finding.message
             )
+            if self._alerts is not None:
+                self._alerts.finding(finding)
         return alarm
 
     def _carry_out(
@@ -247,6 +253,8 @@ class LiveController:
                 _LOGGER.warning("step %d: returned to the state of step %d", entry.step, step)
             if self._recorder is not None:
                 self._recorder.decision(record)
+            if self._alerts is not None:
+                self._alerts.decision(record, diagnosis=self.stop_diagnosis)
 
     def _log(self, record: DecisionRecord) -> None:
         """One line per action that was granted, undone or could not be carried out."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import mindspore as ms
 
+from mindtune.controller.alerts.run_alerts import open_alerts
+from mindtune.controller.contract import ENV_MARK
 from mindtune.controller.live.foreign import ForeignStep
 from mindtune.controller.live.observing import Machine
 from mindtune.controller.live.ranks import (
@@ -91,7 +93,8 @@ def open_session(
         The session, and its folder on rank 0.
 
     Raises:
-        ConfigError: A folder cannot be written, or a saved state cannot be read.
+        ConfigError: A folder cannot be written, a saved state cannot be read, or an alert could
+            not be sent.
         PolicyError: The policies' settings are not valid.
     """
     place = job_rank()
@@ -116,6 +119,15 @@ def open_session(
         )
     context = TrialContext.from_env()
     trial = None if context is None else TrialReport(context, rank=place.rank)
+    alerts = None
+    if place.rank == 0:
+        alerts = open_alerts(
+            settings.alerts,
+            folder=None if folder is None else folder.path,
+            exits_on_hang=settings.watchdog.exit_on_hang,
+            # `mindtune run` tells about its own child itself.
+            with_will=ENV_MARK not in os.environ,
+        )
     recorder = None if folder is None else Recorder(folder)
     session = LiveSession(
         settings,
@@ -125,6 +137,7 @@ def open_session(
         recorder=recorder,
         machine=_machine(place),
         trial=trial,
+        alerts=alerts,
     )
     if resumed is None:
         resumed = _saved_state(settings, adapter)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mindtune.controller.alerts.run_alerts import RunAlerts
 from mindtune.controller.device import SamplingThread, choose_probe
 from mindtune.controller.live.controller import LiveController
 from mindtune.controller.live.observing import Machine, SensedStep, Sensors
@@ -47,6 +48,7 @@ class LiveSession:
         recorder: Where rank 0 writes; None elsewhere.
         machine: This process's place.
         trial: The trial that this process is a part of; None in a run.
+        alerts: What tells people; None on all ranks but the first, and where nobody is told.
         clock: Monotonic time in seconds.
     """
 
@@ -60,6 +62,7 @@ class LiveSession:
         recorder: Recorder | None = None,
         machine: Machine | None = None,
         trial: TrialReport | None = None,
+        alerts: RunAlerts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -68,6 +71,7 @@ class LiveSession:
         self._recorder = recorder
         self._machine = machine or Machine()
         self._trial = trial
+        self._alerts = alerts
         self._timer = StepTimer(clock)
         self._probe = SamplingThread(choose_probe(self._machine.device).probe)
         self._sensors = Sensors(
@@ -78,7 +82,11 @@ class LiveSession:
             read_device=self._probe.reading,
         )
         self.controller = LiveController(
-            engine, adapter.actuators, recorder=recorder, snapshots=adapter.snapshots
+            engine,
+            adapter.actuators,
+            recorder=recorder,
+            snapshots=adapter.snapshots,
+            alerts=alerts,
         )
         self._report = RunReport(self.controller)
         self._watchdog = self._make_watchdog()
@@ -222,6 +230,8 @@ class LiveSession:
             self._leave_result(error, effective)
             if self._recorder is not None:
                 self._recorder.close()
+            if self._alerts is not None:
+                self._alerts.close()
 
     def _decide(self, sensed: SensedStep) -> None:
         """Let the controller decide on a step, and take it into the reports."""
@@ -295,6 +305,9 @@ class LiveSession:
         )
         if self._settings.watchdog.exit_on_hang:
             self._leave_result(TimeoutError(hang.message()), {})
+            if self._alerts is not None:
+                # No cleanup follows: the process ends when this returns.
+                self._alerts.close()
 
     def _evaluate(self) -> None:
         if self._workload.eval_fn is None or self.step == 0:
@@ -314,10 +327,14 @@ class LiveSession:
                 peak_memory_bytes=self._report.peak_memory_bytes(own_peak),
                 memory_source=source,
             )
-        elif self._recorder is not None:
-            self._recorder.result(
-                self._report.result(error, steps=self.step, effective=effective, own_peak=own_peak)
+        else:
+            result = self._report.result(
+                error, steps=self.step, effective=effective, own_peak=own_peak
             )
+            if self._recorder is not None:
+                self._recorder.result(result)
+            if self._alerts is not None:
+                self._alerts.end(result)
 
     def _effective(self) -> dict[str, Any]:
         found = self._adapter.effective(micro_batch_size=self._sensors.micro_batch_size)

@@ -21,49 +21,27 @@ from mindtune.controller.contract import (
     ENV_RUN_DIR,
     ENV_TRIAL_DIR,
     MINDFORMERS_KEY,
+    AlertsSection,
     BestConfig,
     ContractModel,
     GradNormPrior,
     Learned,
+    WatchdogSection,
     parse,
     read_yaml,
 )
 from mindtune.controller.contract.study_file import PolicySection
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.snapshots import MIN_KEPT, PROVED_AFTER
-from mindtune.controller.live.watchdog import WatchdogLimits
 from mindtune.controller.units import Size
 
 __all__ = ["DEFAULT_PARENT", "LiveConfig", "LiveSettings", "Mode", "RewindSection",
-           "WatchdogSection", "load_settings"]  # fmt: skip
+           "load_settings"]  # fmt: skip
 
 Mode = Literal["observe", "act"]
 
 DEFAULT_PARENT = Path("mindtune_runs")
 """Where a run without `out_dir` gets a folder named by the time of its start."""
-
-
-class WatchdogSection(ContractModel):
-    """Longest silences of a run, in seconds, by phase."""
-
-    enabled: bool = True
-    compile_s: float = Field(default=WatchdogLimits.compile_s, gt=0)
-    train_min_s: float = Field(default=WatchdogLimits.train_min_s, gt=0)
-    train_factor: float = Field(default=WatchdogLimits.train_factor, gt=0)
-    eval_s: float = Field(default=WatchdogLimits.eval_s, gt=0)
-    save_s: float = Field(default=WatchdogLimits.save_s, gt=0)
-    exit_on_hang: bool = False
-    """End the process with code 3 on a hang, so that a launcher can start it again."""
-
-    def limits(self) -> WatchdogLimits:
-        """Return the limits as the watchdog takes them."""
-        return WatchdogLimits(
-            compile_s=self.compile_s,
-            train_min_s=self.train_min_s,
-            train_factor=self.train_factor,
-            eval_s=self.eval_s,
-            save_s=self.save_s,
-        )
 
 
 class RewindSection(ContractModel):
@@ -93,8 +71,11 @@ class LiveConfig(ContractModel):
     """The run's folder, relative to the working directory; an explicit null: no records."""
     policies: dict[str, PolicySection] = Field(default_factory=dict)
     learned: Learned = Learned()
-    watchdog: WatchdogSection = WatchdogSection()
+    watchdog: WatchdogSection | None = None
+    """Longest silences; null: the default limits."""
     rewind: RewindSection = RewindSection()
+    alerts: AlertsSection | None = None
+    """Who is told what; null: nobody."""
     max_num_microbatches: int | None = Field(default=None, ge=1)
     """Most micro-batches per optimizer step that the batch policy may ask for."""
 
@@ -108,6 +89,8 @@ class LiveSettings:
     learned: Learned = field(default_factory=Learned)
     watchdog: WatchdogSection = field(default_factory=WatchdogSection)
     rewind: RewindSection = field(default_factory=RewindSection)
+    alerts: AlertsSection | None = None
+    """Who is told what; None: nobody, as in a trial."""
     max_num_microbatches: int | None = None
     out_dir: Path | None = None
     """The run's folder; None: see `keeps_records`."""
@@ -145,7 +128,8 @@ def load_settings(
     """
     if config is None:
         config = environ.get(ENV_CONFIG) or {}
-    live, policies, learned = _read(config)
+    live, best = _read(config)
+    shared = live if best is None else best
     told = _mode(environ.get(ENV_MODE))
     mode = told or live.mode
     out_dir = environ.get(ENV_RUN_DIR) or live.out_dir
@@ -155,10 +139,11 @@ def load_settings(
     switched_off = "out_dir" in live.model_fields_set and out_dir is None
     return LiveSettings(
         mode=mode,
-        policies=policies,
-        learned=learned,
-        watchdog=live.watchdog,
+        policies=shared.policies,
+        learned=shared.learned,
+        watchdog=shared.watchdog or WatchdogSection(),
         rewind=live.rewind,
+        alerts=None if trial_dir else shared.alerts,
         max_num_microbatches=live.max_num_microbatches,
         out_dir=Path(out_dir) if out_dir else None,
         keeps_records=not switched_off,
@@ -167,10 +152,8 @@ def load_settings(
     )
 
 
-def _read(
-    config: str | Path | Mapping[str, Any],
-) -> tuple[LiveConfig, Mapping[str, PolicySection], Learned]:
-    """Split a config into the live keys and what a best config adds."""
+def _read(config: str | Path | Mapping[str, Any]) -> tuple[LiveConfig, BestConfig | None]:
+    """Split a config into the live keys and the best config, if it is one."""
     if isinstance(config, Mapping):
         content: Any = dict(config)
         source = "the config of TuneCallback or tune_loop"
@@ -181,8 +164,7 @@ def _read(
         content = content[MINDFORMERS_KEY]
         source = f"{source}, key {MINDFORMERS_KEY!r}"
     if isinstance(content, dict) and "command" in content:
-        shared = {"policies", "learned"}
-        own = set(LiveConfig.model_fields) - shared
+        own = set(LiveConfig.model_fields) - set(BestConfig.model_fields)
         best = parse(
             BestConfig,
             {key: value for key, value in content.items() if key not in own},
@@ -193,9 +175,8 @@ def _read(
             {key: value for key, value in content.items() if key in own},
             source=source,
         )
-        return live, best.policies, best.learned
-    live = parse(LiveConfig, content, source=source)
-    return live, live.policies, live.learned
+        return live, best
+    return parse(LiveConfig, content, source=source), None
 
 
 def _mode(text: str | None) -> Mode | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mindtune.controller.alerts.run_alerts import check_alerts, open_alerts
 from mindtune.controller.contract import (
     ENV_CONFIG,
     ENV_MODE,
@@ -48,6 +49,7 @@ EXIT_FAILED = 3
 _LOGGER = logging.getLogger(__name__)
 _STATE = ".run.json"
 _UNREADABLE = "result.unreadable.json"
+_CHANGEABLE = ("alerts", "watchdog")
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,8 @@ def run_best_config(best: Path, out: Path, mode: Literal["observe", "act"] = "ac
     """Run the program of a best config under its policies until it ends.
 
     The policies act inside the run, through its callback; a Ctrl-C here ends the whole process
-    tree. Exit code of the program and its result.json together decide how the run ended.
+    tree. Exit code of the program and its result.json together decide how the run ended. Where
+    the program leaves no result, as when it is killed, the alert of its end leaves from here.
 
     Args:
         best: best_config.yaml.
@@ -129,6 +132,7 @@ def run_best_config(best: Path, out: Path, mode: Literal["observe", "act"] = "ac
     command = resolve_command(
         plan.best.command, config=out / "config.yaml", base_dir=best.parent.resolve()
     )
+    check_alerts(plan.best.alerts)
     _claim(out, plan, mode)
     write_atomic(out / "config.yaml", dump_yaml(plan.config))
     write_yaml(out / KnobsFile.FILE, KnobsFile(knobs=plan.best.knobs))
@@ -152,9 +156,25 @@ def run_best_config(best: Path, out: Path, mode: Literal["observe", "act"] = "ac
     except KeyboardInterrupt:
         if not (out / RunResult.FILE).exists():
             message = "ended by Ctrl-C"
-            _write_result(out, "interrupted", time.time() - started, message)
+            result = _write_result(out, "interrupted", time.time() - started, message)
+            _tell(plan, out, result)
         raise
-    return _conclude(out, report)
+    code, written = _conclude(out, report)
+    if written is not None:
+        _tell(plan, out, written)
+    return code
+
+
+def _tell(plan: RunPlan, out: Path, result: RunResult) -> None:
+    """Send the alert of an end that the program itself could not tell about."""
+    try:
+        alerts = open_alerts(plan.best.alerts, folder=out)
+    except ConfigError as error:  # it was valid when the run began
+        _LOGGER.warning("%s", error)
+        return
+    if alerts is not None:
+        alerts.end(result)
+        alerts.close()
 
 
 def _claim(out: Path, plan: RunPlan, mode: str) -> None:
@@ -163,7 +183,9 @@ def _claim(out: Path, plan: RunPlan, mode: str) -> None:
     Raises:
         ConfigError: if something else is in it, the run has finished, or it is not writable.
     """
-    content = dump_yaml([plan.config, plan.best.to_plain()])
+    # Who is told and how long a silence may last make it no other run.
+    best = {key: value for key, value in plan.best.to_plain().items() if key not in _CHANGEABLE}
+    content = dump_yaml([plan.config, best])
     identity = {"schema": 1, "config_hash": hashlib.sha256(content.encode()).hexdigest()}
     state = out / _STATE
     try:
@@ -204,19 +226,24 @@ def _set_result_aside(out: Path) -> None:
     (out / RunResult.FILE).rename(target)
 
 
-def _conclude(out: Path, report: LaunchReport) -> int:
-    """Write a result where the run left none, and return the exit code."""
+def _conclude(out: Path, report: LaunchReport) -> tuple[int, RunResult | None]:
+    """Write a result where the run left none that holds.
+
+    Returns:
+        The exit code, and the result that was written here.
+    """
     supervised = report.supervised
     failed = {name: code for name, code in supervised.exit_codes.items() if code}
     clean = supervised.ended_by == "exit" and not failed
     result = _own_result(out)
     if result is not None and result.outcome != "ok":
-        return EXIT_STOPPED if result.outcome == "stopped" else EXIT_FAILED
+        return EXIT_STOPPED if result.outcome == "stopped" else EXIT_FAILED, None
     if clean:
-        if result is None:
-            # Without our callback the exit code is all there is to know.
-            _write_result(out, "ok", supervised.wall_s, "the program left no result of its own")
-        return EXIT_DONE
+        if result is not None:
+            return EXIT_DONE, None
+        # Without our callback the exit code is all there is to know.
+        message = "the program left no result of its own"
+        return EXIT_DONE, _write_result(out, "ok", supervised.wall_s, message)
     name, code = next(iter(failed.items()), ("command", None))
     cause = next(
         (
@@ -233,12 +260,12 @@ def _conclude(out: Path, report: LaunchReport) -> int:
     )
     message = f"{cause} ({how})" if cause else how
     if result is None:
-        _write_result(out, outcome, supervised.wall_s, message)
-    else:
-        # It failed after an ok result: what it measured is kept, as in a trial.
-        failure = {"outcome": outcome, "message": f"{message}, after an ok result"}
-        write_json(out / RunResult.FILE, result.model_copy(update=failure))
-    return EXIT_FAILED
+        return EXIT_FAILED, _write_result(out, outcome, supervised.wall_s, message)
+    # It failed after an ok result: what it measured is kept, as in a trial.
+    failure = {"outcome": outcome, "message": f"{message}, after an ok result"}
+    failed_result = result.model_copy(update=failure)
+    write_json(out / RunResult.FILE, failed_result)
+    return EXIT_FAILED, failed_result
 
 
 def _own_result(out: Path) -> RunResult | None:
@@ -257,12 +284,13 @@ def _own_result(out: Path) -> RunResult | None:
 
 def _write_result(
     out: Path, outcome: Literal["ok", "crash", "interrupted"], wall_s: float, message: str
-) -> None:
+) -> RunResult:
     steps, loss = _last_step(out)
     result = RunResult(
         outcome=outcome, steps=steps, wall_s=wall_s, final_loss=loss, message=message
     )
     write_json(out / RunResult.FILE, result)
+    return result
 
 
 def _last_step(out: Path) -> tuple[int, float | None]:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindtune.controller.contract import RunResult, read_document
+from mindtune.controller.contract import RunResult, WatchdogSection, read_document
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.controller import LiveController
 from mindtune.controller.live.layout import ParallelLayout
@@ -21,7 +21,7 @@ from mindtune.controller.live.observing import Machine
 from mindtune.controller.live.packed import StepReport
 from mindtune.controller.live.sensors import HostSignals
 from mindtune.controller.live.session import LiveSession
-from mindtune.controller.live.settings import LiveSettings, WatchdogSection
+from mindtune.controller.live.settings import LiveSettings
 from mindtune.controller.live.snapshots import Snapshots
 from mindtune.controller.live.state import ControllerState
 from mindtune.controller.live.step_adapter import OwnStep, optimizer_family
