@@ -196,6 +196,45 @@ def test_a_damaged_state_arms_anew_with_a_message() -> None:
     assert restored.state == engine.init(FACTS)
 
 
+@pytest.mark.parametrize(
+    ("part", "kept"),
+    [("detectors", "arbiter"), ("arbiter", "detectors"), ("health", "arbiter")],
+)
+def test_a_part_that_cannot_be_read_starts_afresh_and_the_others_go_on(part, kept) -> None:
+    engine = build_engine({}, mode="act")
+    state = engine.init(FACTS)
+    for observation in observations(3, 170):
+        state = engine.step(observation, state).state
+    document = json.loads(json.dumps(state.to_json()))
+    document[part] = {"of": "another version"}
+    restored = engine.from_json(document, FACTS)
+    assert getattr(restored.state, kept) == getattr(state, kept)
+    assert getattr(restored.state, part) == getattr(engine.init(FACTS), part)
+    assert restored.state.policies == state.policies
+    assert "start afresh" in restored.message
+
+
+def test_a_policy_whose_state_has_changed_starts_afresh_alone() -> None:
+    engine = build_engine({}, mode="act")
+    state = engine.init(FACTS)
+    for observation in observations(3, 170):
+        state = engine.step(observation, state).state
+    document = json.loads(json.dumps(state.to_json()))
+    del document["policies"]["rewind"]["clock"]
+    document["policies"]["gone"] = {}
+    restored = engine.from_json(document, FACTS)
+    assert "the policy rewind" in restored.message
+    fresh = engine.init(FACTS).policies["rewind"]
+    assert restored.state.policies == {**state.policies, "rewind": fresh}
+
+
+def test_a_state_from_before_health_was_kept_is_read() -> None:
+    engine = build_engine({}, mode="act")
+    document = engine.init(FACTS).to_json()
+    del document["health"]
+    assert engine.from_json(document, FACTS).message is None
+
+
 def test_a_policy_that_was_added_since_starts_afresh() -> None:
     few = build_engine({"batch_size": PolicySettings(enabled=False)}, mode="act")
     document = few.init(FACTS).to_json()
