@@ -20,6 +20,7 @@ __all__ = [
     "diagnose_floor_of_loss_scale",
     "diagnose_lost_run",
     "diagnose_memory",
+    "diagnose_skipping",
     "diagnose_storm",
     "diagnose_without_effect",
     "stop_dead_run",
@@ -112,12 +113,17 @@ def diagnose_floor_of_learning_rate(
     )
 
 
-def diagnose_floor_of_loss_scale(observation: Observation, hits: int) -> str:
-    """Explain why a run whose loss scale cannot fall any further was ended."""
+def diagnose_floor_of_loss_scale(observation: Observation, hits: str) -> str:
+    """Explain why a run whose loss scale cannot fall any further was ended.
+
+    Args:
+        observation: The step.
+        hits: How many overflows there were, such as `10 overflows in a row`.
+    """
     loss = observation.loss
     scale = "unknown" if observation.loss_scale is None else f"{observation.loss_scale:g}"
     head = (
-        f"{hits} overflows in a row at the floor of the loss scale (now {scale}, step "
+        f"{hits} at the floor of the loss scale (now {scale}, step "
         f"{observation.step}); {_state_of('loss', loss)}, "
         f"{_state_of('gradient norm', observation.grad_norm)}"
     )
@@ -199,9 +205,8 @@ def diagnose_lost_run(observation: Observation, reason: str, rewinds: int | None
     """
     if rewinds is None:
         tried = (
-            "no state was kept in this run that it could return to, and a lower learning rate did "
-            "not help. Go back to a checkpoint from before, with a lower learning rate; keep "
-            "states with mindtune's TrainStep to have it done at once"
+            "no state was kept in this run that it could return to. Go back to a checkpoint from "
+            "before, with a lower learning rate; with mindtune's TrainStep a run keeps its own"
         )
     elif rewinds == 0:
         tried = (
@@ -219,4 +224,27 @@ def diagnose_lost_run(observation: Observation, reason: str, rewinds: int | None
     return (
         f"step {observation.step}: {reason}. {_state_of('loss', observation.loss).capitalize()}, "
         f"{_state_of('gradient norm', observation.grad_norm)}. {tried}."
+    )
+
+
+def diagnose_skipping(
+    observation: Observation, skipped: str, threshold: float, usual: float | None
+) -> str:
+    """Explain that a threshold of the user's skips what it should not.
+
+    Args:
+        observation: The step.
+        skipped: How many updates were skipped, such as `20 updates in a row`.
+        threshold: The user's skip threshold.
+        usual: Median gradient norm; None: not known.
+    """
+    norm = observation.grad_norm if usual is None else usual
+    remedy = "raise skip_threshold well above it"
+    if norm is not None and math.isfinite(norm):
+        remedy = f"raise skip_threshold to about {8 * norm:.3g}, eight times the usual norm"
+    return (
+        f"{skipped} were skipped (step {observation.step}), because their gradient norms (now "
+        f"{observation.grad_norm}, usual {'unknown' if usual is None else f'{usual:.4g}'}) are "
+        f"above the skip threshold {threshold:g} that this run was given. A skipped update "
+        f"teaches nothing: {remedy}, or leave it out and let the policy skip_update find it."
     )

@@ -13,8 +13,8 @@ decided here is the scale of the next step.
 - **Growth** after `window` clean steps in a row by 2, up to `cap`; there a single advice says that
   the cap holds (silent caps hide trouble, unbounded growth ends in infinity).
 - **Floor**: `soft_floor` is where gradients should no longer need scaling down. Overflows at or
-  below it are counted in a row; the scale may still go down to `hard_floor`, and after
-  `stop_after` of them the run is ended with a diagnosis.
+  below it are counted in a row and within 48 steps; the scale may still go down to `hard_floor`,
+  and after `stop_after` in a row, or `stop_rate` in 48 steps, the run is ended with a diagnosis.
 - A **non-finite loss** is not the scale's fault: the scale stays.
 
 Where the scale is not within reach, does not obey or is fixed by the user, or in observe mode, the
@@ -84,6 +84,9 @@ class LossScaleThresholds:
     """Scale at which overflows are counted for the stop (Megatron's floor)."""
     stop_after: int = bounded(10, 1, 1000)
     """Overflows in a row at the floor that end the run."""
+    stop_rate: int = bounded(24, 1, 48)
+    """Overflows at the floor within 48 steps that end it: a clean step now and then saves
+    nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,8 @@ class LossScaleState:
     """One bit per step, the newest lowest."""
     at_floor: int = 0
     """Overflows in a row at or below the soft floor."""
+    floor_bits: int = 0
+    """One bit per step: overflows at or below the soft floor."""
 
 
 @dataclass(frozen=True)
@@ -165,14 +170,17 @@ class LossScalePolicy:
         owns = obeys and _KNOB in facts.reachable and facts.loss_scale_dynamic is not False
         if overflow < 0.5:
             return self._clean(scale, state, owns=owns)
+        at_floor = scale <= self.thresholds.soft_floor
         state = replace(
             state,
             hits=state.hits + 1,
             clean=0,
             bits=((state.bits << 1) | 1) & _RATE_MASK,
-            at_floor=state.at_floor + 1 if scale <= self.thresholds.soft_floor else 0,
+            at_floor=state.at_floor + 1 if at_floor else 0,
+            floor_bits=((state.floor_bits << 1) | int(at_floor)) & _RATE_MASK,
         )
-        if state.at_floor >= self.thresholds.stop_after:
+        often = state.floor_bits.bit_count() >= self.thresholds.stop_rate
+        if state.at_floor >= self.thresholds.stop_after or often:
             return self._stop(observation, state), state
         explained = self._explain(observation, findings, owns=owns)
         if explained is not None:
@@ -187,9 +195,10 @@ class LossScalePolicy:
         credit = self.thresholds.hysteresis - 1
         clean = state.clean + 1
         bits = (state.bits << 1) & _RATE_MASK
+        floor_bits = (state.floor_bits << 1) & _RATE_MASK
         if not owns or clean < self.thresholds.scale_window:
-            return NO_CHANGE, LossScaleState(credit, 0, clean, bits, 0)
-        following = LossScaleState(credit, 0, 0, bits, 0)
+            return NO_CHANGE, LossScaleState(credit, 0, clean, bits, 0, floor_bits)
+        following = LossScaleState(credit, 0, 0, bits, 0, floor_bits)
         if scale >= self.limits.cap:
             return self._capped(scale), following
         value = min(scale * self.thresholds.scale_factor, self.limits.cap)
@@ -215,19 +224,24 @@ class LossScalePolicy:
         )
 
     def _stop(self, observation: Observation, state: LossScaleState) -> Decision:
+        if state.at_floor >= self.thresholds.stop_after:
+            hits, limit = f"{state.at_floor} overflows in a row", self.thresholds.stop_after
+        else:
+            count = state.floor_bits.bit_count()
+            hits, limit = f"{count} overflows in {_RATE_WINDOW} steps", self.thresholds.stop_rate
         return Decision(
             actions=(
                 RequestStop(
                     id="loss-scale-floor",
-                    diagnosis=diagnose_floor_of_loss_scale(observation, state.at_floor),
+                    diagnosis=diagnose_floor_of_loss_scale(observation, hits),
                 ),
             ),
-            reason=f"{state.at_floor} overflows in a row at or below a loss scale of "
-            f"{self.thresholds.soft_floor:g}",
+            reason=f"{hits} at or below a loss scale of {self.thresholds.soft_floor:g}",
             evidence={
                 "loss_scale": observation.loss_scale,
                 "consecutive": state.at_floor,
-                "threshold": self.thresholds.stop_after,
+                "count": state.floor_bits.bit_count(),
+                "threshold": limit,
                 "loss": observation.loss,
                 "grad_norm": observation.grad_norm,
             },

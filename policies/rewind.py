@@ -7,6 +7,8 @@ state is **lost** if one of these holds:
 - an update with a non-finite gradient was applied: the weights are gone in this very step;
 - the loss is not finite for 2 steps whose updates were applied, or anything is not finite for
   `patience` steps that were skipped: the weights were bad before, or the data is bad for long;
+- a quarter of the last 48 steps was not finite, since a rule on rows alone is evaded by one good
+  step in between;
 - the loss is frozen while every update is skipped;
 - the gradient overflows at the floor of the loss scale `patience` times in a row;
 - the loss explodes in the first steps: the learning rate is cut by the owner of that knob in the
@@ -47,6 +49,8 @@ _LONG = 1_000_000
 _HALF = 0.5
 _LEVEL = 5
 _APPLIED = 2
+_RATE_WINDOW = 48
+_RATE_MASK = (1 << _RATE_WINDOW) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +70,10 @@ class RewindThresholds:
 
     patience: int = bounded(5, 2, 1000)
     """Skipped non-finite steps, or overflows at the floor, in a row: half of what ends the run."""
+    rate: int = bounded(12, 2, 48)
+    """Non-finite steps within 48 that make a lost state."""
+    stop_rate: int = bounded(24, 2, 48)
+    """The same in a run that cannot go back, which then ends."""
     soft_patience: int = bounded(16, 2, 10_000)
     """Steps that a lower learning rate has to end a divergence: two of its moves."""
     calm: int = bounded(8, 1, 1000)
@@ -91,6 +99,8 @@ class RewindState:
     """Steps in a row with a non-finite loss, or norm that no loss scale explains."""
     applied: int = 0
     """Of these in a row, the newest whose updates were applied."""
+    bad_bits: int = 0
+    """One bit per step, the newest lowest: non-finite ones since the last rewind."""
     age: int = 0
     """Steps since a divergence was found; 0: there is none."""
     calm: int = 0
@@ -170,6 +180,7 @@ class RewindPolicy:
             min(state.since + 1, _LONG),
             min(bad, _LONG),
             min(applied, _LONG),
+            ((state.bad_bits << 1) | int(non_finite)) & _RATE_MASK,
             min(state.age + 1, _LONG) if state.age else 0,
             min(state.calm + 1, _LONG),
             state.base,
@@ -205,7 +216,8 @@ class RewindPolicy:
         half_back = level - state.base <= _HALF * (state.peak - state.base)
         flagged = divergence is not None or FindingKind.LOSS_SPIKE in found
         calm = 0 if flagged or not half_back else state.calm
-        if calm >= self.thresholds.calm or FindingKind.LEVEL_SHIFT in found:
+        # A shift of the level does not end it: a run that is ruined stays where it is.
+        if calm >= self.thresholds.calm:
             return replace(state, age=0, losses=(), calm=calm)
         deadline = state.deadline
         if half_back and state.age >= deadline:
@@ -238,6 +250,15 @@ class RewindPolicy:
                 f"{found[kind].message} {state.bad} non-finite steps in a row are no single bad "
                 "batch",
                 {**found[kind].evidence, "threshold": self.thresholds.patience},
+            )
+        count = state.bad_bits.bit_count()
+        if count >= self.thresholds.rate and state.bad:
+            return _Lost(
+                "non-finite-rate",
+                f"{count} of the last {_RATE_WINDOW} steps were not finite (limit "
+                f"{self.thresholds.rate})",
+                {"count": count, "threshold": self.thresholds.rate},
+                final=count >= self.thresholds.stop_rate,
             )
         for kind in (FindingKind.FROZEN_LOSS, FindingKind.LOSS_SCALE_FLOOR):
             finding = found.get(kind)
@@ -286,6 +307,7 @@ class RewindPolicy:
                 rewinds=(*state.rewinds, state.clock),
                 total=total,
                 since=0,
+                bad_bits=0,
                 # The loss must come back now, or it was not the weights.
                 age=min(state.age, 1),
                 losses=state.losses[-1:],
@@ -299,7 +321,7 @@ class RewindPolicy:
     ) -> Decision:
         """End a run that going back did not save, or that cannot go back and must not go on."""
         rewinds = len(state.rewinds) if feedback.facts.can_rewind else None
-        if not rewinds and not (lost.code == "divergence" and lost.final):
+        if not rewinds and not lost.final:
             return NO_CHANGE
         text = diagnose_lost_run(observation, lost.reason, rewinds)
         return Decision(

@@ -26,7 +26,9 @@ healthy run whose level jumps loses `max_skips` updates at the most.
 
 Setting the threshold changes nothing in a run by itself. Where it is not within reach, or in
 observe mode, nothing is asked for until an update comes that would have been skipped and whose
-loss is out of line as well (or not measured). A threshold that the user has set is left alone.
+loss is out of line as well (or not measured). A threshold that the user has set is left alone; if
+it skips as much as would open the guard there is an advice, and where it skips `stop_after`
+updates in a row, and nothing can be learnt any more, the run is ended.
 """
 
 from __future__ import annotations
@@ -36,7 +38,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from mindtune.policies.decisions import NO_CHANGE, Advise, Decision, SetSkipThreshold
+from mindtune.policies.decisions import (
+    NO_CHANGE,
+    Advise,
+    Decision,
+    RequestStop,
+    SetSkipThreshold,
+)
+from mindtune.policies.diagnosis import diagnose_skipping
 from mindtune.policies.findings import Evidence, Finding, FindingKind
 from mindtune.policies.limits import KnobLimits
 from mindtune.policies.policy import Baseline, Feedback
@@ -84,6 +93,9 @@ class SkipUpdateThresholds:
     """Threshold over target that moves it down."""
     lower_after: int = bounded(32, 1, 100_000)
     """Steps between a move and one down: a quarter of the detectors' window."""
+    stop_after: int = bounded(20, 2, 48)
+    """Updates in a row that a threshold of the user's may skip (MindFormers' gate skips for ever,
+    or stops at 10)."""
     rest: int = bounded(128, 8, 100_000)
     """Steps for which an opened guard stays open: the detectors take over a disordered level
     within 128."""
@@ -161,7 +173,9 @@ class SkipUpdatePolicy:
         """Return the threshold of the next step, advice, or no change."""
         reported = observation.skip_threshold
         if not state.moved and reported is not None and math.isfinite(reported):
-            return NO_CHANGE, state
+            state = replace(state, threshold=reported)
+            state = _follow(observation, feedback, state, self.thresholds.rest)
+            return self._warn(observation, reported, feedback.grad_norm, state), state
         state = _follow(observation, feedback, state, self.thresholds.rest)
         within_reach = _KNOB in feedback.facts.reachable
         if state.skips.bit_count() >= self.limits.max_skips and within_reach:
@@ -250,6 +264,33 @@ class SkipUpdatePolicy:
                 moved=True,
                 recent=state.recent,
             ),
+        )
+
+    def _warn(
+        self,
+        observation: Observation,
+        threshold: float,
+        baseline: Baseline | None,
+        state: SkipUpdateState,
+    ) -> Decision:
+        """Return what the user should know about a threshold of their own."""
+        count, last = state.skips.bit_count(), (1 << self.thresholds.stop_after) - 1
+        usual = None if baseline is None else baseline.median
+        ends = state.skips & last == last
+        if not ends and count < self.limits.max_skips:
+            return NO_CHANGE
+        skipped = f"{count} of the last {_WINDOW} updates"
+        if ends:
+            skipped = f"{self.thresholds.stop_after} updates in a row"
+        text = diagnose_skipping(observation, skipped, threshold, usual)
+        return Decision(
+            actions=(
+                RequestStop(id="every-update-skipped", diagnosis=text)
+                if ends
+                else Advise(id="skip-threshold", message=text),
+            ),
+            reason=f"{skipped} were skipped by the run's own threshold",
+            evidence={"skipped": count, "skip_threshold": threshold, "median": usual},
         )
 
     def _tell(

@@ -14,6 +14,7 @@ from mindtune.policies.arbiter_state import ArbiterState
 from mindtune.policies.decisions import (
     NO_CHANGE,
     Advise,
+    RequestStop,
     SetClipNorm,
     SetMicroBatch,
     SetSkipThreshold,
@@ -113,6 +114,16 @@ def test_a_threshold_of_the_user_is_left_alone(start) -> None:
     rows = Rows(run, skip=3.0).feed(200)
     assert run.grants == []
     assert rows.acting["skip_threshold"] == 3.0
+
+
+def test_a_threshold_of_the_user_that_skips_everything_ends_the_run(start) -> None:
+    run = start(reachable=GUARDED)
+    Rows(run, skip=3.0).feed(100, 44.0)
+    assert run.events(Advise) == [(16, "skip-threshold")]
+    assert run.events(RequestStop) == [(20, "every-update-skipped")]
+    (stop,) = [a for _, a in run.grants if isinstance(a, RequestStop)]
+    for words in ("20 updates in a row", "skip threshold 3", "raise skip_threshold to about 3"):
+        assert words in stop.diagnosis
 
 
 def test_a_step_that_does_not_report_its_threshold_is_guarded_all_the_same(start) -> None:

@@ -137,6 +137,15 @@ def test_overflow_at_every_step_ends_with_a_diagnosis(start, exponent) -> None:
     assert "float32" in stop.diagnosis
 
 
+def test_a_clean_step_now_and_then_does_not_hide_the_floor(start) -> None:
+    run = start()
+    drive(run, 1.0, lambda step, _: step % 5 != 0, 100)
+    ((step, name),) = run.events(RequestStop)
+    assert (step, name) == (29, "loss-scale-floor")
+    (stop,) = [grant for _, grant in run.grants if isinstance(grant, RequestStop)]
+    assert stop.diagnosis.startswith("24 overflows in 48 steps at the floor")
+
+
 def test_a_bad_loss_is_not_the_scales_fault(start) -> None:
     run = start()
     scales, _ = drive(run, 2.0**16, lambda *_: True, 12, loss=math.nan)

@@ -134,6 +134,23 @@ def test_a_lost_state_is_seen_in_time(start, row, after) -> None:
     assert step == 40 + after
 
 
+@pytest.mark.parametrize("good", [3, 5, 10])
+@pytest.mark.parametrize(("can_rewind", "latest"), [(True, 100), (False, 60)])
+def test_one_good_step_in_between_does_not_hide_that_most_are_not_finite(
+    start, good, can_rewind, latest
+) -> None:
+    run = start(can_rewind=can_rewind)
+    for step in range(1, 300):
+        bad = step > 50 and step % good
+        loss = NAN if bad else 2.0 + 0.01 * (step % 7)
+        run.feed(Observation(step=step, loss=loss, update_skipped=float(bool(bad))))
+        if run.events(RequestStop):
+            break
+    assert step <= 50 + latest
+    assert bool(run.events(Rewind)) == can_rewind
+    assert "finite" in run.grants[-1][1].diagnosis
+
+
 def test_an_overflow_that_the_device_skips_is_no_lost_state(start) -> None:
     run = start(can_rewind=True)
     scale = 2.0**24
