@@ -20,11 +20,16 @@ __all__ = [
     "diagnose_floor_of_loss_scale",
     "diagnose_lost_run",
     "diagnose_memory",
+    "diagnose_never_finite",
     "diagnose_skipping",
     "diagnose_storm",
     "diagnose_without_effect",
     "stop_dead_run",
 ]
+
+
+# One record may be one bad batch, whatever the interval of a log.
+_REPEATED = 2
 
 
 def _state_of(name: str, value: float | None) -> str:
@@ -36,7 +41,10 @@ def _state_of(name: str, value: float | None) -> str:
 
 
 def stop_dead_run(
-    observation: Observation, found: Mapping[FindingKind, Finding], stop_after: int
+    observation: Observation,
+    found: Mapping[FindingKind, Finding],
+    stop_after: int,
+    lasted: int = 0,
 ) -> Decision | None:
     """Return the end of a run that no knob can bring back, or None if it lives.
 
@@ -44,16 +52,21 @@ def stop_dead_run(
         observation: The step.
         found: Its findings.
         stop_after: Non-finite values, or frozen losses with skipped updates, in a row.
+        lasted: Steps since the first of the present row of non-finite values: more than values
+            where a log leaves steps out.
     """
     for kind in (FindingKind.NON_FINITE_LOSS, FindingKind.NON_FINITE_GRAD):
         finding = found.get(kind)
-        if finding is not None and finding.number("consecutive") >= stop_after:
-            text = _diagnose_non_finite(observation, finding, stop_after)
+        if finding is None:
+            continue
+        count = finding.number("consecutive")
+        if count >= stop_after or (count >= _REPEATED and lasted >= stop_after):
+            text = _diagnose_non_finite(observation, finding, max(stop_after, lasted))
             name = "non-finite loss" if kind is FindingKind.NON_FINITE_LOSS else "non-finite norm"
             return Decision(
                 actions=(RequestStop(id=name.replace(" ", "-"), diagnosis=text),),
-                reason=f"{name} for {stop_after} steps in a row",
-                evidence=finding.evidence,
+                reason=f"{name} for {max(stop_after, lasted)} steps in a row",
+                evidence={**finding.evidence, "threshold": stop_after},
             )
     finding = found.get(FindingKind.FROZEN_LOSS)
     if finding is None or finding.number("skipped") < stop_after:
@@ -247,4 +260,16 @@ def diagnose_skipping(
         f"{observation.grad_norm}, usual {'unknown' if usual is None else f'{usual:.4g}'}) are "
         f"above the skip threshold {threshold:g} that this run was given. A skipped update "
         f"teaches nothing: {remedy}, or leave it out and let the policy skip_update find it."
+    )
+
+
+def diagnose_never_finite(observation: Observation, count: int) -> str:
+    """Explain that a run was dead before its first step."""
+    skipped = "Every update was skipped" if observation.update_skipped else "Updates were applied"
+    return (
+        f"the loss was {observation.loss} in all of the first {count} steps. {skipped}, but no "
+        "learning rate, loss scale or batch can be the cause of the first one: the weights that "
+        "were loaded hold non-finite values, or the loss function divides by zero or takes the "
+        "logarithm of nothing. Check the checkpoint (isnan over its tensors), run one batch in "
+        "float32, and look at the labels and masks of the first batch."
     )

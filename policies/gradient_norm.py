@@ -119,7 +119,8 @@ class GradientNormPolicy:
         """Return a cut, a raise, a stop, or no change."""
         found = {finding.kind: finding for finding in findings}
         state = self._follow(observation, found, feedback, state)
-        stop = stop_dead_run(observation, found, self.thresholds.stop_after)
+        lasted = observation.step - state.bad_from + 1 if state.bad_from else 0
+        stop = stop_dead_run(observation, found, self.thresholds.stop_after, lasted)
         if stop is not None:
             return stop, state
         scale = _acting(observation, feedback)
@@ -149,6 +150,7 @@ class GradientNormPolicy:
                 first = loss
         since = None if state.since_move is None else state.since_move + 1
         disturbed = any(_disturbs(finding) for finding in found.values())
+        bad = FindingKind.NON_FINITE_LOSS in found or FindingKind.NON_FINITE_GRAD in found
         following = GradientNormState(
             losses,
             since,
@@ -162,6 +164,7 @@ class GradientNormPolicy:
             state.raised,
             state.undone_step,
             state.rewound_step,
+            (state.bad_from or observation.step) if bad else 0,
         )
         last = feedback.knobs.get(_KNOB)
         if last is None or last.verdict != "undone" or last.step == state.undone_step:

@@ -78,3 +78,5 @@ class GradientNormState:
     """Step of the last undo that was taken in."""
     rewound_step: int | None = None
     """Step of the last return to an earlier state that was taken in."""
+    bad_from: int = 0
+    """Step of the first of the present row of non-finite values; 0: there is none."""

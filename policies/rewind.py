@@ -23,8 +23,9 @@ the same way again. After a rewind the run gets `cooldown` steps to show that it
 loss that had diverged gets `soft_patience` steps to come back. It may rewind `budget` times in
 1000 steps; who needs more has a cause that going back does not remove, and the run **stops** with
 a diagnosis. So does a divergence that cannot be rewound and stands where it began or higher after
-`give_up_after` steps. What else is lost and cannot be rewound is stopped by the owners of the
-knobs concerned, when their own patience ends.
+`give_up_after` steps, and a run whose loss was never finite at all, in its first `never_finite`
+steps: there is nothing to return to. What else is lost and cannot be rewound is stopped by the
+owners of the knobs concerned, when their own patience ends.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from mindtune.policies.decisions import NO_CHANGE, Decision, RequestStop, Rewind
-from mindtune.policies.diagnosis import diagnose_lost_run
+from mindtune.policies.diagnosis import diagnose_lost_run, diagnose_never_finite
 from mindtune.policies.findings import Evidence, Finding, FindingKind, Severity
 from mindtune.policies.limits import BUDGET_WINDOW, KnobLimits
 from mindtune.policies.policy import Feedback
@@ -74,6 +75,8 @@ class RewindThresholds:
     """Non-finite steps within 48 that make a lost state."""
     stop_rate: int = bounded(24, 2, 48)
     """The same in a run that cannot go back, which then ends."""
+    never_finite: int = bounded(3, 2, 1000)
+    """First losses of a run that are not finite, and end it: one may be a bad batch."""
     soft_patience: int = bounded(16, 2, 10_000)
     """Steps that a lower learning rate has to end a divergence: two of its moves."""
     calm: int = bounded(8, 1, 1000)
@@ -101,6 +104,8 @@ class RewindState:
     """Of these in a row, the newest whose updates were applied."""
     bad_bits: int = 0
     """One bit per step, the newest lowest: non-finite ones since the last rewind."""
+    was_finite: bool = False
+    """Whether any loss was."""
     age: int = 0
     """Steps since a divergence was found; 0: there is none."""
     calm: int = 0
@@ -156,6 +161,16 @@ class RewindPolicy:
         """Return a rewind, a stop, or no change."""
         found = {finding.kind: finding for finding in findings}
         state = self._follow(observation, found, state)
+        if self._was_never_finite(found, state):
+            text = diagnose_never_finite(observation, state.bad)
+            return (
+                Decision(
+                    actions=(RequestStop(id="never-finite", diagnosis=text),),
+                    reason=f"the first {state.bad} losses of the run were not finite",
+                    evidence={"count": state.bad, "threshold": self.thresholds.never_finite},
+                ),
+                state,
+            )
         lost = self._lost(observation, found, state)
         if lost is None:
             return NO_CHANGE, state
@@ -181,6 +196,7 @@ class RewindPolicy:
             min(bad, _LONG),
             min(applied, _LONG),
             ((state.bad_bits << 1) | int(non_finite)) & _RATE_MASK,
+            state.was_finite or (observation.loss is not None and math.isfinite(observation.loss)),
             min(state.age + 1, _LONG) if state.age else 0,
             min(state.calm + 1, _LONG),
             state.base,
@@ -224,6 +240,13 @@ class RewindPolicy:
             deadline = state.age + self.thresholds.soft_patience
         peak = max(state.peak, level)
         return replace(state, losses=losses, peak=peak, calm=calm, deadline=deadline)
+
+    def _was_never_finite(self, found: Mapping[FindingKind, Finding], state: RewindState) -> bool:
+        return (
+            FindingKind.NON_FINITE_LOSS in found
+            and not state.was_finite
+            and state.bad >= self.thresholds.never_finite
+        )
 
     def _lost(
         self, observation: Observation, found: Mapping[FindingKind, Finding], state: RewindState

@@ -151,6 +151,29 @@ def test_one_good_step_in_between_does_not_hide_that_most_are_not_finite(
     assert "finite" in run.grants[-1][1].diagnosis
 
 
+@pytest.mark.parametrize("can_rewind", [True, False])
+def test_a_run_whose_loss_was_never_finite_is_ended_at_the_third(start, can_rewind) -> None:
+    run = start(can_rewind=can_rewind)
+    last = drive(run, [NAN] * 20, update_skipped=1.0, overflow=1.0, loss_scale=256.0)
+    assert last == 3
+    assert run.events(RequestStop) == [(3, "never-finite")]
+    assert "the weights that were loaded" in run.grants[-1][1].diagnosis
+
+
+def test_one_bad_batch_at_the_start_does_not_end_the_run(start) -> None:
+    run = start(can_rewind=True)
+    drive(run, [NAN, *noise(5, 0.1, 30)], update_skipped=1.0)
+    assert run.grants == []
+
+
+def test_a_log_with_an_interval_is_judged_by_steps(start) -> None:
+    run = start()
+    losses = [4.4, 3.0, 2.2, 1.8, 1.5, NAN, NAN, NAN]
+    for epoch, loss in enumerate(losses, start=1):
+        run.feed(Observation(step=264 * epoch, loss=loss))
+    assert run.events(RequestStop)[0] == (264 * 7, "non-finite-loss")
+
+
 def test_an_overflow_that_the_device_skips_is_no_lost_state(start) -> None:
     run = start(can_rewind=True)
     scale = 2.0**24
