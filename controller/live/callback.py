@@ -171,7 +171,12 @@ class TuneCallback(Callback):
         params = run_context.original_args()
         self._look_for_checkpoint(params)
         facts = batch_facts(params.get("train_dataset_element"))
-        self._bound().begin_call(shapes=facts.shapes, samples=facts.samples, tokens=facts.tokens)
+        self._bound().begin_call(
+            shapes=facts.shapes,
+            samples=facts.samples,
+            tokens=facts.tokens,
+            saves=_saves_after(params),
+        )
 
     def on_train_step_end(self, run_context: Any) -> None:
         """A call has returned: decide, act, record."""
@@ -236,14 +241,29 @@ class TuneCallback(Callback):
         return latest != before
 
 
+def _saves_after(params: Any) -> bool:
+    """Tell whether a `ModelCheckpoint` writes after the step that begins, or may do so."""
+    step, length = params.cur_step_num, params.get("batch_num") or 1
+    # The last step of a training is the last one of an epoch, and what is left is written then.
+    return any(step % length == 0 or _is_due(saver, step) for saver in _checkpoints(params))
+
+
+def _is_due(saver: ModelCheckpoint, step: int) -> bool:
+    """Decide as `ModelCheckpoint` does; true where that is not known before the step's end."""
+    config = getattr(saver, "_config", None)
+    interval = getattr(config, "save_checkpoint_steps", None)
+    last = getattr(saver, "_last_triggered_step", None)
+    return interval is None or last is None or bool(step >= last + interval)
+
+
+def _checkpoints(params: Any) -> list[ModelCheckpoint]:
+    callbacks = params.get("list_callback") or ()
+    return [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
+
+
 def _latest_checkpoint(params: Any) -> str:
     """Names of the newest checkpoints of all `ModelCheckpoint` callbacks of this training."""
-    callbacks = params.get("list_callback") or ()
-    return ";".join(
-        str(callback.latest_ckpt_file_name)
-        for callback in callbacks
-        if isinstance(callback, ModelCheckpoint)
-    )
+    return ";".join(str(saver.latest_ckpt_file_name) for saver in _checkpoints(params))
 
 
 def _validation_loss(params: Any) -> float | None:

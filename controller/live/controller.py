@@ -89,16 +89,21 @@ class LiveController:
         self._incidents: dict[str, tuple[int, int]] = {}
         self._told: set[str] = set()
 
-    def start(self, facts: RunFacts, *, saved: Mapping[str, Any] | None = None) -> None:
-        """Begin with what holds for the whole run, or go on with a saved state of the engine."""
+    def start(self, facts: RunFacts, *, saved: Mapping[str, Any] | None = None) -> bool:
+        """Begin with what holds for the whole run, or go on with a saved state of the engine.
+
+        Returns:
+            Whether all of a saved state could be read; what could not is in the log.
+        """
         self._actuators.take_over(self._engine.owned_knobs(facts))
         if saved is None:
             self.engine_state = self._engine.init(facts)
-            return
+            return True
         restored = self._engine.from_json(saved, facts)
         self.engine_state = restored.state
         if restored.message is not None:
             _LOGGER.warning("%s", restored.message)
+        return restored.message is None
 
     def step(self, observation: Observation, *, recorded: Observation | None = None) -> StepResult:
         """Decide on one optimizer step and carry it out.

@@ -20,7 +20,7 @@ from mindtune.controller.live.controller import LiveController
 from mindtune.controller.live.observing import Machine, SensedStep, Sensors
 from mindtune.controller.live.run_report import RunReport
 from mindtune.controller.live.settings import LiveSettings
-from mindtune.controller.live.state import ControllerState, save_state
+from mindtune.controller.live.state import ControllerState, describe_resume, save_state
 from mindtune.controller.live.step_adapter import StepAdapter
 from mindtune.controller.live.timing import StepTimer
 from mindtune.controller.live.trial_report import TrialReport
@@ -91,6 +91,7 @@ class LiveSession:
         self._report = RunReport(self.controller)
         self._watchdog = self._make_watchdog()
         self._resumed: ControllerState | None = None
+        self._phase: Phase = "train"
         self._ended = False
         self.step = 0
         """Optimizer steps attempted."""
@@ -106,7 +107,6 @@ class LiveSession:
             self._resumed = resumed
             self.step = resumed.step
             self._adapter.actuators.restore(resumed.knobs)
-            _LOGGER.info("the controller goes on from step %d", resumed.step)
         if self._adapter.snapshots is not None:
             saved = None if resumed is None else resumed.snapshots
             self._adapter.snapshots.begin(self.step, saved=saved)
@@ -128,12 +128,23 @@ class LiveSession:
         samples: int | None = None,
         tokens: int | None = None,
         waited: bool = True,
+        saves: bool = False,
     ) -> None:
-        """The data of the next call is there; see `Sensors.begin_call`."""
+        """The data of the next call is there; see `Sensors.begin_call`.
+
+        Args:
+            shapes: As there.
+            samples: As there.
+            tokens: As there.
+            waited: As there.
+            saves: Whether a checkpoint is written before the next call: a silence of that length
+                is no hang.
+        """
         compiles = self._sensors.begin_call(
             shapes=shapes, samples=samples, tokens=tokens, waited=waited
         )
-        self._heartbeat("compile" if compiles else "train")
+        self._phase = "save" if saves else "train"
+        self._heartbeat("compile" if compiles else self._phase)
 
     def end_call(self, outputs: Any, *, num_steps: int = 1) -> Observation | None:
         """A call has returned.
@@ -155,7 +166,7 @@ class LiveSession:
             sensed = self._sensors.complete(signals, step=self.step, num_steps=num_steps)
             self._decide(sensed)
             recorded = sensed.recorded
-        self._heartbeat("train")
+        self._heartbeat(self._phase)
         self._timer.leave()
         return recorded
 
@@ -260,7 +271,15 @@ class LiveSession:
             device=self._machine.device,
         )
         saved = None if self._resumed is None else self._resumed.engine
-        self.controller.start(facts, saved=saved or None)
+        whole = self.controller.start(facts, saved=saved or None)
+        if self._resumed is not None and self.controller.engine_state is not None:
+            told = describe_resume(
+                self._resumed,
+                knobs=self._adapter.actuators.values(),
+                policies=self.controller.engine_state.policies,
+                engine_is_whole=whole,
+            )
+            _LOGGER.info("%s", told)
 
     def _heartbeat(self, phase: Phase) -> None:
         if self._watchdog is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,44 @@ def find_state(folder: Path, *, updates: int) -> ControllerState | None:
             _LOGGER.warning("a saved state of the controller is passed over: %s", error)
     fitting = [state for state in found if state.updates is not None and state.updates <= updates]
     return max(fitting, key=lambda state: (state.updates or 0, state.step), default=None)
+
+
+def describe_resume(
+    state: ControllerState,
+    *,
+    knobs: Mapping[str, float],
+    policies: Iterable[str],
+    engine_is_whole: bool,
+) -> str:
+    """Say what a resumed run goes on with, and what is armed anew.
+
+    Args:
+        state: What was saved.
+        knobs: Knobs that are set again.
+        policies: Those of this run.
+        engine_is_whole: Whether everything that was saved of the engine could be read; what could
+            not has been told.
+    """
+    known = state.engine.get("policies")
+    stored = set(known) if isinstance(known, Mapping) else set()
+    names = sorted(policies)
+    kept = [name for name in names if name in stored]
+    fresh = [name for name in names if name not in stored]
+    restored = ["knobs " + ", ".join(f"{name} {value:g}" for name, value in sorted(knobs.items()))]
+    if not knobs:
+        restored = ["no knob, since none was set"]
+    if state.engine and engine_is_whole:
+        restored.append("detectors, cool-downs and budgets")
+        if kept:
+            restored.append(f"policies {', '.join(kept)}")
+    anew = [f"policies {', '.join(fresh)}"] if fresh and state.engine else []
+    if not state.engine:
+        anew.append("detectors and policies, of which nothing was saved")
+    anew += ["watchdog (the first step may compile)", "counts of findings and actions"]
+    return (
+        f"the controller goes on from step {state.step}; restored: {'; '.join(restored)}; "
+        f"armed anew: {'; '.join(anew)}"
+    )
 
 
 def _spell(value: float) -> float | str:

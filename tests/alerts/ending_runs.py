@@ -1,6 +1,6 @@
-"""Two real trainings in one process: one whose data ends in an exception, one whose data hangs.
+"""Three real trainings in one process: one that saves, one whose data raises, one whose data hangs.
 
-The second ends the process from the watchdog, with exit code 3.
+The last ends the process from the watchdog, with exit code 3.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
 from mindspore import nn, ops
-from mindspore.train import Model
+from mindspore.train import Callback, CheckpointConfig, Model, ModelCheckpoint
 
 from mindtune.controller import TrainStep, TuneCallback
 
@@ -29,6 +29,18 @@ class Net(nn.Cell):
         return ops.mean(ops.square(self.dense(x) - y))
 
 
+class Phases(Callback):
+    """Notes what the watchdog believes after each step, where a checkpoint may be written."""
+
+    def __init__(self, tune):
+        super().__init__()
+        self.tune = tune
+        self.seen = []
+
+    def on_train_step_end(self, run_context):
+        self.seen.append(self.tune._session._watchdog._beat.phase)
+
+
 class Source:
     """Six batches, then what `end` does; one batch may be poisoned."""
 
@@ -36,10 +48,13 @@ class Source:
         self._end = end
         self._poisoned = poisoned
 
-    def __iter__(self):
+    def batches(self):
         for batch in range(6):
             x = np.full((4, 8), np.nan if batch == self._poisoned else 1.0, np.float32)
             yield x, np.ones((4, 1), np.float32)
+
+    def __iter__(self):
+        yield from self.batches()
         self._end()
 
 
@@ -47,20 +62,29 @@ def fail():
     raise RuntimeError("the storage is gone")
 
 
-def train(source, **config):
+def train(source, *, save_every=None, **config):
     net = Net()
     model = Model(TrainStep(net, nn.SGD(net.trainable_params(), 0.01)))
     data = ds.GeneratorDataset(source, ["x", "y"], shuffle=False)
-    config["alerts"] = {"urls": ["env:HOOK", "env:DEAD"]}
-    model.train(1, data, callbacks=[TuneCallback(config)], dataset_sink_mode=False)
+    tune = TuneCallback(config)
+    phases = Phases(tune)
+    savers = []
+    if save_every is not None:
+        saving = CheckpointConfig(save_checkpoint_steps=save_every)
+        savers = [ModelCheckpoint(directory="checkpoints", config=saving)]
+    model.train(1, data, callbacks=[tune, phases, *savers], dataset_sink_mode=False)
+    return phases.seen
 
 
+print("phases", *train(list(Source(fail).batches()), save_every=4, out_dir="saved"), flush=True)
+alerts = {"urls": ["env:HOOK", "env:DEAD"]}
 try:
-    train(Source(fail, poisoned=2), out_dir="crashed")
+    train(Source(fail, poisoned=2), out_dir="crashed", alerts=alerts)
 except RuntimeError as error:
     print("raised", "the storage is gone" in str(error), flush=True)
 train(
     Source(threading.Event().wait),
     out_dir="hung",
+    alerts=alerts,
     watchdog={"train_min_s": 2.0, "exit_on_hang": True},
 )

@@ -154,6 +154,7 @@ def test_a_crash_and_a_hang_of_real_trainings_are_told(server, dead_url, secret,
         cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 3, done.stdout + done.stderr
+    assert "phases train train train save train save" in done.stdout
     assert "raised True" in done.stdout
 
     by_run = {"crashed": [], "hung": []}

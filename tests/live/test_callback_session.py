@@ -7,7 +7,7 @@ import logging
 import math
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import pytest
@@ -43,6 +43,7 @@ from mindtune.policies.detectors import DetectorThresholds
 from mindtune.policies.engine import Engine, _Seat, build_engine
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.limits import KnobLimits
+from mindtune.policies.settings import PolicySettings
 
 
 class Adam:
@@ -399,6 +400,50 @@ def test_a_micro_batch_of_unequal_inputs_is_out_of_reach(run):
     assert (entry.action, entry.verdict) == ("SetMicroBatch", "refused")
     with pytest.raises(ConfigError, match="one common first axis"):
         made.session.controller._actuators.apply(SetMicroBatch(4))
+
+
+def test_a_resumed_run_says_what_was_restored_and_what_is_armed_anew(run, caplog):
+    caplog.set_level(logging.INFO)
+    first = run(build_engine({"rewind": PolicySettings(enabled=False)}, mode="act")).train(2.0)
+    first.step.set_clip_norm(1.0)
+    saved = first.session.state()
+    first.end()
+    state = replace(saved, step=120, knobs={"clip_norm": 1.0})
+    run(build_engine({}, mode="act"), resumed=state).train(2.0)
+    (line,) = [text for text in caplog.messages if "goes on from step" in text]
+    assert line.startswith(
+        "the controller goes on from step 120; restored: knobs clip_norm 1; detectors, cool-downs "
+        "and budgets; policies batch_size, "
+    )
+    assert "loss_scale" in line
+    assert line.endswith(
+        "; armed anew: policies rewind; watchdog (the first step may compile); "
+        "counts of findings and actions"
+    )
+
+
+def test_a_resumed_run_whose_state_is_of_another_version_says_so(run, caplog):
+    caplog.set_level(logging.INFO)
+    state = ControllerState(step=7, updates=7, engine={"schema": 0}, knobs={})
+    run(build_engine({}, mode="act"), resumed=state).train(2.0)
+    text = caplog.text
+    assert "schema 0, this version reads" in text
+    assert "restored: no knob, since none was set; armed anew: policies " in text
+    assert "detectors, cool-downs and budgets;" not in text
+
+
+def test_a_step_before_a_checkpoint_has_the_limit_of_saving(run):
+    made = run(scripted({}), watchdog=True)
+    limits = WatchdogSection().limits()
+    made.train(2.0)
+    assert made.session._watchdog.limit_s() == limits.train_min_s
+    made.session.begin_call(shapes="same", samples=8, saves=True)
+    assert made.session._watchdog.limit_s() == limits.save_s
+    made.step.train(2.0)
+    made.session.end_call(None)
+    assert made.session._watchdog.limit_s() == limits.save_s, "the checkpoint is written now"
+    made.session.begin_call(shapes="same", samples=8)
+    assert made.session._watchdog.limit_s() == limits.train_min_s
 
 
 def test_a_saved_split_that_fits_no_more_is_left_out_with_a_warning(run, caplog):
