@@ -89,13 +89,17 @@ class LiveController:
         self._incidents: dict[str, tuple[int, int]] = {}
         self._told: set[str] = set()
 
+    def take_over(self, facts: RunFacts) -> None:
+        """Put to rest what manages the acting policies' knobs otherwise, before the first step."""
+        self._actuators.take_over(self._engine.owned_knobs(facts))
+
     def start(self, facts: RunFacts, *, saved: Mapping[str, Any] | None = None) -> bool:
         """Begin with what holds for the whole run, or go on with a saved state of the engine.
 
         Returns:
             Whether all of a saved state could be read; what could not is in the log.
         """
-        self._actuators.take_over(self._engine.owned_knobs(facts))
+        self.take_over(facts)
         if saved is None:
             self.engine_state = self._engine.init(facts)
             return True

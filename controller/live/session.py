@@ -29,6 +29,7 @@ from mindtune.controller.live.workload import Workload
 from mindtune.controller.records import Recorder
 from mindtune.policies.decisions import Advise
 from mindtune.policies.engine import Engine
+from mindtune.policies.facts import RunFacts
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
 
@@ -107,6 +108,9 @@ class LiveSession:
             self._resumed = resumed
             self.step = resumed.step
             self._adapter.actuators.restore(resumed.knobs)
+        # Not with the controller's start, which comes after a step: the training step's own rule
+        # would have moved the loss scale in it.
+        self.controller.take_over(self._facts())
         if self._adapter.snapshots is not None:
             saved = None if resumed is None else resumed.snapshots
             self._adapter.snapshots.begin(self.step, saved=saved)
@@ -264,14 +268,17 @@ class LiveSession:
                 self._trial.add_time(*sensed.own)
             self.stop_reason = self.stop_reason or "the trial has measured its steps"
 
-    def _start_controller(self) -> None:
-        facts = self._adapter.facts(
+    def _facts(self) -> RunFacts:
+        """Return what holds for the whole run, as far as it is known by now."""
+        return self._adapter.facts(
             micro_batch_size=self._sensors.micro_batch_size,
             max_num_microbatches=self._settings.max_num_microbatches,
             device=self._machine.device,
         )
+
+    def _start_controller(self) -> None:
         saved = None if self._resumed is None else self._resumed.engine
-        whole = self.controller.start(facts, saved=saved or None)
+        whole = self.controller.start(self._facts(), saved=saved or None)
         if self._resumed is not None and self.controller.engine_state is not None:
             told = describe_resume(
                 self._resumed,

@@ -103,10 +103,10 @@ def records(folder):
     }
 
 
-def train(folder, tune, *, step=None, first=0, others=()):
+def train(folder, tune, *, step=None, first=0, before=(), behind=()):
     step = fresh() if step is None else step
     watch = Watch(tune, first)
-    Model(step).train(1, dataset(first), callbacks=[tune, *others, watch])
+    Model(step).train(1, dataset(first), callbacks=[*before, tune, *behind, watch])
     return {
         "losses": watch.losses, "weights": watch.weights,
         "copies": tune._session._adapter.snapshots is not None, **records(folder),
@@ -121,7 +121,13 @@ def main():
     keep = ModelCheckpoint(
         "toy", "checkpoints", CheckpointConfig(save_checkpoint_steps=1, keep_checkpoint_max=STEPS)
     )
-    seen = {"straight": train("run", tuned("run"), others=[keep, Copy(stops)])}
+    # The controller's state belongs to the checkpoint on whichever side of the callback it is.
+    order = (
+        {"behind": [keep, Copy(stops)]}
+        if mode == "graph"
+        else {"before": [keep], "behind": [Copy(stops)]}
+    )
+    seen = {"straight": train("run", tuned("run"), **order)}
     seen["files"] = sorted(path.name for path in Path("run/state").glob("*.ckpt"))
     seen["memory"] = train("memory", tuned("memory", storage="memory"))
     seen["observed"] = train("observed", tuned("observed", mode="observe"))

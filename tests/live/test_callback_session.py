@@ -490,6 +490,14 @@ def test_a_policy_that_manages_the_loss_scale_puts_the_steps_own_rule_to_rest(ru
     assert not resting.step.loss_scale_managed_by_policy
 
 
+def test_the_steps_own_rule_rests_from_the_first_step_on(run):
+    script = {3: (SetLossScale(512.0),)}
+    acting = run(scripted(script), step=SimulatedStep(loss_scale=LossScale()))
+    assert acting.step.loss_scale_managed_by_policy
+    observing = run(scripted(script, mode="observe"), step=SimulatedStep(loss_scale=LossScale()))
+    assert not observing.step.loss_scale_managed_by_policy
+
+
 def test_without_a_recorder_a_rank_decides_alike_and_writes_nothing(run, tmp_path):
     script = {3: (SetLearningRateScale(0.5), SetClipNorm(4.0))}
     made = run(scripted(script), records=False).train(*[2.0] * 4)
