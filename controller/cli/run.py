@@ -29,15 +29,20 @@ def run(
         Path | None, typer.Option(help="Folder of the run; default: runs/<UTC time>.")
     ] = None,
     mode: Annotated[Mode, typer.Option(help="Whether policies act or only record.")] = Mode.ACT,
+    faults: Annotated[
+        Path | None, typer.Option(help="faults.yaml: faults to plant on purpose, for a drill.")
+    ] = None,
 ) -> int:
     """Start a production run from a best config, under its policies, and wait for its end."""
+    from mindtune.controller.contract import FaultPlan, read_document
     from mindtune.controller.trials.production import run_best_config
 
+    plan = None if faults is None else read_document(FaultPlan, faults)
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     folder = out or Path("runs") / stamp
     err().print(f"running in {folder}", soft_wrap=True)
     choice: Literal["observe", "act"] = "act" if mode is Mode.ACT else "observe"
-    code = run_best_config(best_config, folder, choice)
+    code = run_best_config(best_config, folder, choice, faults=plan)
     console_out().print(_ending(folder), soft_wrap=True)
     return code
 
@@ -49,6 +54,9 @@ def _ending(folder: Path) -> str:
     result = parse(RunResult, read_json(path), source=str(path))
     # The whole of it, often with a stack, stands in result.json.
     message = f": {result.message.splitlines()[0]}" if result.message else ""
+    if result.planted_faults:
+        kinds = ", ".join(fault.kind for fault in result.planted_faults)
+        message = f"{message}; no real run: planted {kinds}"
     return (
         f"{result.outcome} after {result.steps} steps, {result.actions} actions of policies"
         f"{message}; records in {folder}"

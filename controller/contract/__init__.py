@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mindtune.controller.contract.base import ContractModel, Document, Number, parse
+from mindtune.controller.contract.fault_plan import AnyFault, FaultPlan
 from mindtune.controller.contract.files import (
     dump_yaml,
     read_document,
@@ -66,6 +67,7 @@ from mindtune.controller.contract.study_file import (
 from mindtune.controller.contract.trial_files import (
     ENV_CHECKPOINT,
     ENV_CONFIG,
+    ENV_FAULTS,
     ENV_MARK,
     ENV_MODE,
     ENV_RUN_DIR,
@@ -82,6 +84,7 @@ __all__ = [
     "ALERT_KINDS",
     "ENV_CHECKPOINT",
     "ENV_CONFIG",
+    "ENV_FAULTS",
     "ENV_MARK",
     "ENV_MODE",
     "ENV_RUN_DIR",
@@ -89,6 +92,7 @@ __all__ = [
     "MINDFORMERS_KEY",
     "AlertKind",
     "AlertsSection",
+    "AnyFault",
     "BestConfig",
     "ClusterSection",
     "CompareOutput",
@@ -99,6 +103,7 @@ __all__ = [
     "DoctorOutput",
     "Document",
     "ExplainOutput",
+    "FaultPlan",
     "FindingRecord",
     "GateCheck",
     "GateFile",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -150,21 +150,25 @@ def _is_branch(part: int | str) -> bool:
 
 
 def _allowed_keys(model: type[BaseModel], path: list[str]) -> list[str]:
-    current: type[BaseModel] = model
+    choices: list[type[BaseModel]] = [model]
     for part in path:
-        field = next((f for n, f in current.model_fields.items() if part in (n, f.alias)), None)
-        nested = _nested_model(field.annotation) if field is not None else None
-        if nested is None:
-            continue
-        current = nested
-    return [field.alias or name for name, field in current.model_fields.items()]
+        fields = choices[0].model_fields.items()
+        field = next((f for n, f in fields if part in (n, f.alias)), None)
+        if field is not None:
+            choices = _nested_models(field.annotation) or choices
+        else:
+            # In a union of kinds, the path names the kind.
+            choices = [choice for choice in choices if _is_kind(choice, part)] or choices
+    return [field.alias or name for name, field in choices[0].model_fields.items()]
 
 
-def _nested_model(annotation: object) -> type[BaseModel] | None:
+def _nested_models(annotation: object) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for argument in getattr(annotation, "__args__", ()):
-        found = _nested_model(argument)
-        if found is not None:
-            return found
-    return None
+        return [annotation]
+    arguments = getattr(annotation, "__args__", ())
+    return [model for argument in arguments for model in _nested_models(argument)]
+
+
+def _is_kind(model: type[BaseModel], name: str) -> bool:
+    kind = model.model_fields.get("kind")
+    return kind is not None and name in get_args(kind.annotation)

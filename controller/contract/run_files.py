@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from mindtune.controller.contract.base import ContractModel, Document, Number
+from mindtune.controller.contract.fault_plan import AnyFault
 from mindtune.controller.contract.live_sections import AlertsSection, WatchdogSection
 from mindtune.controller.contract.study_file import Command, PolicySection
 from mindtune.search.knobs import KnobValue
@@ -116,3 +117,5 @@ class RunResult(Document):
     """Finding kind -> how often."""
     effective: dict[str, Any] = Field(default_factory=dict)
     message: str = ""
+    planted_faults: tuple[AnyFault, ...] = ()
+    """Faults that were planted on purpose: with any, nothing here speaks of a real run."""

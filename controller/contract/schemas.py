@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from mindtune.controller.contract.fault_plan import FaultPlan
 from mindtune.controller.contract.gate_file import GateFile
 from mindtune.controller.contract.outputs import (
     CompareOutput,
@@ -34,6 +35,7 @@ DOCUMENTS: dict[str, type[BaseModel]] = {
     "decision": DecisionRecord,
     "best_config": BestConfig,
     "run_result": RunResult,
+    "faults": FaultPlan,
     "gate": GateFile,
     "space_output": SpaceOutput,
     "explain_output": ExplainOutput,

@@ -13,6 +13,7 @@ from mindtune.search.knobs import DERIVED, KnobValue, canonical
 __all__ = [
     "ENV_CHECKPOINT",
     "ENV_CONFIG",
+    "ENV_FAULTS",
     "ENV_MARK",
     "ENV_MODE",
     "ENV_RUN_DIR",
@@ -35,6 +36,8 @@ ENV_CONFIG = "MINDTUNE_CONFIG"
 """Set by `mindtune run`: the best_config.yaml that `TuneCallback()` reads when given nothing."""
 ENV_MODE = "MINDTUNE_MODE"
 """Set by `mindtune run`: observe or act; wins over the file."""
+ENV_FAULTS = "MINDTUNE_FAULTS"
+"""Set by `mindtune run --faults`: the faults.yaml to plant; wins over `faults:` of the config."""
 ENV_MARK = "MINDTUNE_MARK"
 """Set on every process of a trial or run, so that all of them can be found and ended."""
 

@@ -2,7 +2,7 @@
 
 The workload is started by name like any user's program. Its study and base config stand beside
 this module; the fault is a learning rate thirty times too high, planted in the production run
-only, as a typing error would plant it.
+only.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from importlib import resources
 from pathlib import Path
 
 from mindtune.controller.contract import (
-    BestConfig,
     DecisionRecord,
+    FaultPlan,
     RunResult,
     read_document,
     write_atomic,
-    write_yaml,
 )
+from mindtune.controller.contract.fault_plan import LearningRateJump
 from mindtune.controller.records import RunFolder, read_decisions
 from mindtune.controller.reports.write import write_report
 from mindtune.controller.trials.production import run_best_config
@@ -27,11 +27,8 @@ from mindtune.controller.trials.study_runner import StudyResult, run_study
 
 __all__ = ["FAULT", "DemoResult", "run_demo"]
 
-FAULT = {"faults.learning_rate_factor": 30.0}
-"""Overrides that plant the fault in the workload's config."""
-_FAULT_NOTE = """\
-The study's best config with a fault in it: the learning rate is thirty times too high.
-The demo's guarded run starts from this file."""
+FAULT = FaultPlan(faults=(LearningRateJump(kind="learning_rate_jump", first_step=1, factor=30.0),))
+"""What is planted in the guarded run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +66,9 @@ def run_demo(
             study=study, best_config=None, run_dir=None, run_result=None, decisions=(),
             report=None, study_report=study_report, exit_code=study.exit_code,
         )  # fmt: skip
-    faulty = _with_fault(study.best_config)
     run_dir = _fresh(out)
     emit(StudyNote(message=f"guarded run with a learning rate 30x too high, in {run_dir}"))
-    exit_code = run_best_config(faulty, run_dir, "act")
+    exit_code = run_best_config(study.best_config, run_dir, "act", faults=FAULT)
     records = RunFolder(run_dir)
     return DemoResult(
         study=study,
@@ -84,14 +80,6 @@ def run_demo(
         study_report=study_report,
         exit_code=exit_code,
     )
-
-
-def _with_fault(best_config: Path) -> Path:
-    best = read_document(BestConfig, best_config)
-    path = best_config.with_name("faulty_config.yaml")
-    faulty = best.model_copy(update={"overrides": {**best.overrides, **FAULT}})
-    write_yaml(path, faulty, header=_FAULT_NOTE)
-    return path
 
 
 def _fresh(out: Path) -> Path:

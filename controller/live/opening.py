@@ -9,7 +9,8 @@ from typing import Any
 import mindspore as ms
 
 from mindtune.controller.alerts.run_alerts import open_alerts
-from mindtune.controller.contract import ENV_MARK
+from mindtune.controller.contract import ENV_MARK, FaultPlan, write_yaml
+from mindtune.controller.live.faults.planted import PlantedFaults
 from mindtune.controller.live.foreign import ForeignStep
 from mindtune.controller.live.observing import Machine
 from mindtune.controller.live.ranks import (
@@ -93,8 +94,8 @@ def open_session(
         The session, and its folder on rank 0.
 
     Raises:
-        ConfigError: A folder cannot be written, a saved state cannot be read, or an alert could
-            not be sent.
+        ConfigError: A folder cannot be written, a saved state cannot be read, an alert could not
+            be sent, or a fault cannot be planted.
         PolicyError: The policies' settings are not valid.
     """
     place = job_rank()
@@ -102,6 +103,9 @@ def open_session(
     agrees = place.size == 1 or (own is not None and own.layout.world_size == place.size)
     engine = make_engine(settings, observe_only=not agrees)
     acts = any(seat.mode == "act" for seat in engine.seats)
+    faults = None
+    if settings.faults:
+        faults = PlantedFaults(settings.faults, step=own, place=place)
     if place.rank == 0 and settings.keeps_records and folder is None:
         folder = _folder(settings)
     adapter: StepAdapter
@@ -129,6 +133,8 @@ def open_session(
             with_will=ENV_MARK not in os.environ,
         )
     recorder = None if folder is None else Recorder(folder)
+    if folder is not None and settings.faults:
+        write_yaml(folder.path / FaultPlan.FILE, FaultPlan(faults=settings.faults))
     session = LiveSession(
         settings,
         workload,
@@ -138,6 +144,7 @@ def open_session(
         machine=_machine(place),
         trial=trial,
         alerts=alerts,
+        faults=faults,
     )
     if resumed is None:
         resumed = _saved_state(settings, adapter)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindtune.controller.alerts.run_alerts import RunAlerts
-from mindtune.controller.device import SamplingThread, choose_probe
+from mindtune.controller.contract.fault_plan import PLANTED_FAULTS
+from mindtune.controller.device import DeviceReading, SamplingThread, choose_probe
 from mindtune.controller.live.controller import LiveController
 from mindtune.controller.live.observing import Machine, SensedStep, Sensors
 from mindtune.controller.live.run_report import RunReport
@@ -32,6 +33,9 @@ from mindtune.policies.engine import Engine
 from mindtune.policies.facts import RunFacts
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+
+if TYPE_CHECKING:
+    from mindtune.controller.live.faults.planted import PlantedFaults
 
 __all__ = ["LiveSession"]
 
@@ -50,6 +54,7 @@ class LiveSession:
         machine: This process's place.
         trial: The trial that this process is a part of; None in a run.
         alerts: What tells people; None on all ranks but the first, and where nobody is told.
+        faults: Faults that are planted on purpose; None: none are.
         clock: Monotonic time in seconds.
     """
 
@@ -64,6 +69,7 @@ class LiveSession:
         machine: Machine | None = None,
         trial: TrialReport | None = None,
         alerts: RunAlerts | None = None,
+        faults: PlantedFaults | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -73,6 +79,7 @@ class LiveSession:
         self._machine = machine or Machine()
         self._trial = trial
         self._alerts = alerts
+        self._faults = faults
         self._timer = StepTimer(clock)
         self._probe = SamplingThread(choose_probe(self._machine.device).probe)
         self._sensors = Sensors(
@@ -80,7 +87,7 @@ class LiveSession:
             workload,
             self._machine,
             timer=self._timer,
-            read_device=self._probe.reading,
+            read_device=self._read_device,
         )
         self.controller = LiveController(
             engine,
@@ -123,6 +130,8 @@ class LiveSession:
                 f"on it; reached: {reached}, whose effect cannot be read back. Wrap the network "
                 "in mindtune.controller.TrainStep for all knobs and signals.",
             )
+        if self._faults is not None:
+            self.advise(PLANTED_FAULTS, self._faults.summary)
         self._timer.start()
 
     def begin_call(
@@ -144,11 +153,15 @@ class LiveSession:
             saves: Whether a checkpoint is written before the next call: a silence of that length
                 is no hang.
         """
+        if self._faults is not None:
+            self._faults.wait_for_data(self.step + 1)
         compiles = self._sensors.begin_call(
             shapes=shapes, samples=samples, tokens=tokens, waited=waited
         )
         self._phase = "save" if saves else "train"
         self._heartbeat("compile" if compiles else self._phase)
+        if self._faults is not None:
+            self._faults.enter_step()
 
     def end_call(self, outputs: Any, *, num_steps: int = 1) -> Observation | None:
         """A call has returned.
@@ -240,6 +253,8 @@ class LiveSession:
             if self._watchdog is not None:
                 self._watchdog.stop()
             self._probe.stop()
+            if self._faults is not None:
+                self._faults.remove()
             if error is None:
                 self.keep_state()
             self._leave_result(error, effective)
@@ -287,6 +302,10 @@ class LiveSession:
                 engine_is_whole=whole,
             )
             _LOGGER.info("%s", told)
+
+    def _read_device(self) -> DeviceReading:
+        reading = self._probe.reading()
+        return reading if self._faults is None else self._faults.reading(reading)
 
     def _heartbeat(self, phase: Phase) -> None:
         if self._watchdog is not None:
@@ -357,6 +376,7 @@ class LiveSession:
             result = self._report.result(
                 error, steps=self.step, effective=effective, own_peak=own_peak
             )
+            result = result.model_copy(update={"planted_faults": self._settings.faults})
             if self._recorder is not None:
                 self._recorder.result(result)
             if self._alerts is not None:

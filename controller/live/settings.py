@@ -2,8 +2,9 @@
 
 The argument is a path of a best_config.yaml, a dict of its content or of the keys of
 `LiveConfig`, or None. None means the file that MINDTUNE_CONFIG names, else defaults. MINDTUNE_MODE
-wins over every file, MINDTUNE_RUN_DIR over `out_dir`. In a trial (MINDTUNE_TRIAL_DIR) policies
-observe, whatever is asked for, and the trial's folder takes the records.
+wins over every file, MINDTUNE_RUN_DIR over `out_dir`, MINDTUNE_FAULTS over `faults`. In a trial
+(MINDTUNE_TRIAL_DIR) policies observe, whatever is asked for, the trial's folder takes the records,
+and faults are refused: they would be measured.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ from pydantic import Field
 
 from mindtune.controller.contract import (
     ENV_CONFIG,
+    ENV_FAULTS,
     ENV_MODE,
     ENV_RUN_DIR,
     ENV_TRIAL_DIR,
     MINDFORMERS_KEY,
     AlertsSection,
+    AnyFault,
     BestConfig,
     ContractModel,
+    FaultPlan,
     GradNormPrior,
     Learned,
     WatchdogSection,
     parse,
+    read_document,
     read_yaml,
 )
 from mindtune.controller.contract.study_file import PolicySection
@@ -36,7 +41,7 @@ from mindtune.controller.live.snapshots import MIN_KEPT, PROVED_AFTER
 from mindtune.controller.units import Size
 
 __all__ = ["DEFAULT_PARENT", "LiveConfig", "LiveSettings", "Mode", "RewindSection",
-           "load_settings"]  # fmt: skip
+           "load_settings", "split_best_config"]  # fmt: skip
 
 Mode = Literal["observe", "act"]
 
@@ -78,6 +83,8 @@ class LiveConfig(ContractModel):
     """Who is told what; null: nobody."""
     max_num_microbatches: int | None = Field(default=None, ge=1)
     """Most micro-batches per optimizer step that the batch policy may ask for."""
+    faults: tuple[AnyFault, ...] = ()
+    """Faults to plant on purpose; see `contract.fault_plan`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +99,7 @@ class LiveSettings:
     alerts: AlertsSection | None = None
     """Who is told what; None: nobody, as in a trial."""
     max_num_microbatches: int | None = None
+    faults: tuple[AnyFault, ...] = ()
     out_dir: Path | None = None
     """The run's folder; None: see `keeps_records`."""
     keeps_records: bool = True
@@ -124,7 +132,8 @@ def load_settings(
         environ: the environment.
 
     Raises:
-        ConfigError: a file is missing or not valid, a key is unknown, or a mode is none.
+        ConfigError: a file is missing or not valid, a key is unknown, a mode is none, or faults
+            are to be planted in a trial.
     """
     if config is None:
         config = environ.get(ENV_CONFIG) or {}
@@ -136,6 +145,14 @@ def load_settings(
     trial_dir = environ.get(ENV_TRIAL_DIR)
     if trial_dir:
         mode, out_dir = "observe", trial_dir
+    faults = live.faults
+    if plan := environ.get(ENV_FAULTS):
+        faults = read_document(FaultPlan, Path(plan)).faults
+    if faults and trial_dir:
+        raise ConfigError(
+            "faults must be empty in a trial, which measures what they would spoil, but got "
+            f"{', '.join(fault.kind for fault in faults)}; plant them in a run."
+        )
     switched_off = "out_dir" in live.model_fields_set and out_dir is None
     return LiveSettings(
         mode=mode,
@@ -145,11 +162,30 @@ def load_settings(
         rewind=live.rewind,
         alerts=None if trial_dir else shared.alerts,
         max_num_microbatches=live.max_num_microbatches,
+        faults=faults,
         out_dir=Path(out_dir) if out_dir else None,
         keeps_records=not switched_off,
         in_trial=bool(trial_dir),
         observes_only=bool(trial_dir) or told == "observe",
     )
+
+
+def split_best_config(content: object, *, source: str) -> tuple[BestConfig, LiveConfig]:
+    """Return a best config, and the keys beside it that only a running training reads.
+
+    Args:
+        content: What was read.
+        source: Its file, for messages.
+
+    Raises:
+        ConfigError: A key is unknown or a value not valid.
+    """
+    rest, live = content, {}
+    if isinstance(content, dict):
+        own = set(LiveConfig.model_fields) - set(BestConfig.model_fields)
+        rest = {key: value for key, value in content.items() if key not in own}
+        live = {key: value for key, value in content.items() if key in own}
+    return parse(BestConfig, rest, source=source), parse(LiveConfig, live, source=source)
 
 
 def _read(config: str | Path | Mapping[str, Any]) -> tuple[LiveConfig, BestConfig | None]:
@@ -164,17 +200,7 @@ def _read(config: str | Path | Mapping[str, Any]) -> tuple[LiveConfig, BestConfi
         content = content[MINDFORMERS_KEY]
         source = f"{source}, key {MINDFORMERS_KEY!r}"
     if isinstance(content, dict) and "command" in content:
-        own = set(LiveConfig.model_fields) - set(BestConfig.model_fields)
-        best = parse(
-            BestConfig,
-            {key: value for key, value in content.items() if key not in own},
-            source=source,
-        )
-        live = parse(
-            LiveConfig,
-            {key: value for key, value in content.items() if key in own},
-            source=source,
-        )
+        best, live = split_best_config(content, source=source)
         return live, best
     return parse(LiveConfig, content, source=source), None
 

@@ -17,6 +17,7 @@ from mindtune.controller.contract import (
     read_document,
     read_json,
 )
+from mindtune.controller.contract.fault_plan import PLANTED_FAULTS
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.records import RunFolder, read_decisions, read_signals
 from mindtune.controller.reports.figures import Mark, Panel, time_series
@@ -107,7 +108,9 @@ def _lead(
     rows: Sequence[SignalRow], decisions: Sequence[DecisionRecord], result: _Ending | None
 ) -> str:
     last = rows[-1].observation
-    granted = sum(record.verdict == "granted" for record in decisions)
+    granted = sum(
+        record.verdict == "granted" and record.requested != PLANTED_FAULTS for record in decisions
+    )
     ended = {
         None: "The run has left no result: it is going on, or it was killed.",
         "ok": "The run finished.",
@@ -116,8 +119,9 @@ def _lead(
     if ended is None and result is not None:
         ended = f"The run failed ({result.outcome})."
     message = f" {result.message}" if result is not None and result.message else ""
+    planted = next((f" {r.reason}." for r in decisions if r.requested == PLANTED_FAULTS), "")
     return (
-        f"{ended}{message} Last step {last.step}, loss {number(last.loss)}; "
+        f"{ended}{message}{planted} Last step {last.step}, loss {number(last.loss)}; "
         f"{granted} action{'' if granted == 1 else 's'} of policies."
     )
 

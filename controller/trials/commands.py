@@ -10,7 +10,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mindtune.controller.contract import ENV_CONFIG, ENV_MODE, ENV_RUN_DIR, ENV_TRIAL_DIR
+from mindtune.controller.contract import (
+    ENV_CONFIG,
+    ENV_FAULTS,
+    ENV_MODE,
+    ENV_RUN_DIR,
+    ENV_TRIAL_DIR,
+)
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.memory_log import log_environment
 
@@ -19,7 +25,7 @@ __all__ = ["CONFIG_PLACEHOLDER", "free_port", "msrun_command", "names_file", "re
 
 CONFIG_PLACEHOLDER = "{config}"
 _INTERPRETER = "python"
-_TOLD = (ENV_TRIAL_DIR, ENV_RUN_DIR, ENV_CONFIG, ENV_MODE)
+_TOLD = (ENV_TRIAL_DIR, ENV_RUN_DIR, ENV_CONFIG, ENV_MODE, ENV_FAULTS)
 _PORTS = range(20000, 32000)
 """Below Linux's ephemeral ports (32768 up), where an outgoing connection may sit."""
 

@@ -7,21 +7,23 @@ import json
 import logging
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from mindtune.controller.alerts.run_alerts import check_alerts, open_alerts
 from mindtune.controller.contract import (
     ENV_CONFIG,
+    ENV_FAULTS,
     ENV_MODE,
     ENV_RUN_DIR,
     MINDFORMERS_KEY,
+    AnyFault,
     BestConfig,
+    FaultPlan,
     KnobsFile,
     RunResult,
     dump_yaml,
-    parse,
     read_document,
     read_yaml,
     write_atomic,
@@ -29,6 +31,7 @@ from mindtune.controller.contract import (
     write_yaml,
 )
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.live.settings import split_best_config
 from mindtune.controller.records import read_signals
 from mindtune.controller.trials.commands import resolve_command
 from mindtune.controller.trials.config_tree import dotted_keys, set_key
@@ -60,6 +63,8 @@ class RunPlan:
     config: dict[str, Any]
     """Base config with the overrides merged in, and nothing else."""
     path: Path
+    faults: tuple[AnyFault, ...] = ()
+    """Faults that it plants on purpose."""
 
 
 def read_best_config(path: Path) -> RunPlan:
@@ -72,11 +77,11 @@ def read_best_config(path: Path) -> RunPlan:
     """
     content = read_yaml(path)
     if isinstance(content, dict) and isinstance(content.get(MINDFORMERS_KEY), dict):
-        best = _checked(content[MINDFORMERS_KEY], source=f"{path}, key {MINDFORMERS_KEY}")
+        best, faults = _checked(content[MINDFORMERS_KEY], source=f"{path}, key {MINDFORMERS_KEY}")
         # Such a file differs from its base in the tuned keys: it is the merged config itself.
         rest = {key: value for key, value in content.items() if key != MINDFORMERS_KEY}
-        return RunPlan(best, rest, path)
-    best = _checked(content, source=str(path))
+        return RunPlan(best, rest, path, faults)
+    best, faults = _checked(content, source=str(path))
     base: Any = {}
     if best.base_config is not None:
         source = path.parent / best.base_config
@@ -95,20 +100,26 @@ def read_best_config(path: Path) -> RunPlan:
                 "reads it", path, key,
             )  # fmt: skip
         set_key(base, key, value, source=str(path), create=True)
-    return RunPlan(best, base, path)
+    return RunPlan(best, base, path, faults)
 
 
-def _checked(content: object, *, source: str) -> BestConfig:
-    best = parse(BestConfig, content, source=source)
+def _checked(content: object, *, source: str) -> tuple[BestConfig, tuple[AnyFault, ...]]:
+    best, live = split_best_config(content, source=source)
     for name, value in best.knobs.items():
         if name not in DERIVED:
             canonical(name, value)
     check_launcher(best.launcher)
     check_policies(best.policies)
-    return best
+    return best, live.faults
 
 
-def run_best_config(best: Path, out: Path, mode: Literal["observe", "act"] = "act") -> int:
+def run_best_config(
+    best: Path,
+    out: Path,
+    mode: Literal["observe", "act"] = "act",
+    *,
+    faults: FaultPlan | None = None,
+) -> int:
     """Run the program of a best config under its policies until it ends.
 
     The policies act inside the run, through its callback; a Ctrl-C here ends the whole process
@@ -119,6 +130,7 @@ def run_best_config(best: Path, out: Path, mode: Literal["observe", "act"] = "ac
         best: best_config.yaml.
         out: folder of the run: new, empty, or of the same run, which did not finish.
         mode: whether policies act or only record.
+        faults: faults to plant instead of those that the best config names.
 
     Returns:
         0 done, 1 stopped by a policy, 3 failed.
@@ -133,14 +145,20 @@ def run_best_config(best: Path, out: Path, mode: Literal["observe", "act"] = "ac
         plan.best.command, config=out / "config.yaml", base_dir=best.parent.resolve()
     )
     check_alerts(plan.best.alerts)
+    if faults is not None:
+        plan = replace(plan, faults=faults.faults)
     _claim(out, plan, mode)
-    write_atomic(out / "config.yaml", dump_yaml(plan.config))
+    write_atomic(out / "config.yaml", _fault_note(plan.faults) + dump_yaml(plan.config))
     write_yaml(out / KnobsFile.FILE, KnobsFile(knobs=plan.best.knobs))
     environment = knob_environment(plan.best.knobs) | {
         ENV_RUN_DIR: str(out),
         ENV_CONFIG: str(best.resolve()),
         ENV_MODE: mode,
     }
+    if plan.faults:
+        # A copy, so that nobody changes what a run that goes on plants.
+        write_yaml(out / FaultPlan.FILE, FaultPlan(faults=plan.faults))
+        environment[ENV_FAULTS] = str(out / FaultPlan.FILE)
     started = time.time()
     try:
         report = launch(
@@ -156,10 +174,10 @@ def run_best_config(best: Path, out: Path, mode: Literal["observe", "act"] = "ac
     except KeyboardInterrupt:
         if not (out / RunResult.FILE).exists():
             message = "ended by Ctrl-C"
-            result = _write_result(out, "interrupted", time.time() - started, message)
+            result = _write_result(out, "interrupted", time.time() - started, message, plan.faults)
             _tell(plan, out, result)
         raise
-    code, written = _conclude(out, report)
+    code, written = _conclude(out, report, plan.faults)
     if written is not None:
         _tell(plan, out, written)
     return code
@@ -177,6 +195,14 @@ def _tell(plan: RunPlan, out: Path, result: RunResult) -> None:
         alerts.close()
 
 
+def _fault_note(faults: tuple[AnyFault, ...]) -> str:
+    """Return the head of a run's config.yaml, a comment: the keys are the program's own."""
+    if not faults:
+        return ""
+    kinds = ", ".join(fault.kind for fault in faults)
+    return f"# NO REAL RUN: faults are planted on purpose ({kinds}); see {FaultPlan.FILE}.\n"
+
+
 def _claim(out: Path, plan: RunPlan, mode: str) -> None:
     """Take the folder of a run, or refuse with nothing changed.
 
@@ -185,7 +211,7 @@ def _claim(out: Path, plan: RunPlan, mode: str) -> None:
     """
     # Who is told and how long a silence may last make it no other run.
     best = {key: value for key, value in plan.best.to_plain().items() if key not in _CHANGEABLE}
-    content = dump_yaml([plan.config, best])
+    content = dump_yaml([plan.config, best, *(fault.to_plain() for fault in plan.faults)])
     identity = {"schema": 1, "config_hash": hashlib.sha256(content.encode()).hexdigest()}
     state = out / _STATE
     try:
@@ -226,7 +252,9 @@ def _set_result_aside(out: Path) -> None:
     (out / RunResult.FILE).rename(target)
 
 
-def _conclude(out: Path, report: LaunchReport) -> tuple[int, RunResult | None]:
+def _conclude(
+    out: Path, report: LaunchReport, faults: tuple[AnyFault, ...]
+) -> tuple[int, RunResult | None]:
     """Write a result where the run left none that holds.
 
     Returns:
@@ -236,6 +264,11 @@ def _conclude(out: Path, report: LaunchReport) -> tuple[int, RunResult | None]:
     failed = {name: code for name, code in supervised.exit_codes.items() if code}
     clean = supervised.ended_by == "exit" and not failed
     result = _own_result(out)
+    if result is not None and faults and not result.planted_faults:
+        _LOGGER.warning(
+            "%s names no planted faults: the program's training does not read them",
+            out / RunResult.FILE,
+        )
     if result is not None and result.outcome != "ok":
         return EXIT_STOPPED if result.outcome == "stopped" else EXIT_FAILED, None
     if clean:
@@ -243,7 +276,7 @@ def _conclude(out: Path, report: LaunchReport) -> tuple[int, RunResult | None]:
             return EXIT_DONE, None
         # Without our callback the exit code is all there is to know.
         message = "the program left no result of its own"
-        return EXIT_DONE, _write_result(out, "ok", supervised.wall_s, message)
+        return EXIT_DONE, _write_result(out, "ok", supervised.wall_s, message, faults)
     name, code = next(iter(failed.items()), ("command", None))
     cause = next(
         (
@@ -260,7 +293,7 @@ def _conclude(out: Path, report: LaunchReport) -> tuple[int, RunResult | None]:
     )
     message = f"{cause} ({how})" if cause else how
     if result is None:
-        return EXIT_FAILED, _write_result(out, outcome, supervised.wall_s, message)
+        return EXIT_FAILED, _write_result(out, outcome, supervised.wall_s, message, faults)
     # It failed after an ok result: what it measured is kept, as in a trial.
     failure = {"outcome": outcome, "message": f"{message}, after an ok result"}
     failed_result = result.model_copy(update=failure)
@@ -283,11 +316,20 @@ def _own_result(out: Path) -> RunResult | None:
 
 
 def _write_result(
-    out: Path, outcome: Literal["ok", "crash", "interrupted"], wall_s: float, message: str
+    out: Path,
+    outcome: Literal["ok", "crash", "interrupted"],
+    wall_s: float,
+    message: str,
+    faults: tuple[AnyFault, ...],
 ) -> RunResult:
     steps, loss = _last_step(out)
     result = RunResult(
-        outcome=outcome, steps=steps, wall_s=wall_s, final_loss=loss, message=message
+        outcome=outcome,
+        steps=steps,
+        wall_s=wall_s,
+        final_loss=loss,
+        message=message,
+        planted_faults=faults,
     )
     write_json(out / RunResult.FILE, result)
     return result

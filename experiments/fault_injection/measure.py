@@ -14,7 +14,14 @@ from mindtune.controller.contract import DecisionRecord, RunResult, read_documen
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.records import RunFolder, read_decisions, read_signals
 from mindtune.experiments.fault_injection.rows import FaultRow
+from mindtune.experiments.fault_injection.seen import (
+    false_actions,
+    findings_of,
+    seen_fault,
+    steps_rewound,
+)
 from mindtune.experiments.provenance import Provenance
+from mindtune.policies.findings import FindingKind
 from mindtune.policies.signals import Observation
 
 __all__ = ["RowFacts", "measure_run", "steps_above"]
@@ -26,6 +33,8 @@ _ABOVE = 1.15
 _LEAST_STEPS, _LEAST_TOKENS = 3, 6144
 """Text over which a level of the loss is taken: three batches of the reference workload."""
 _ADVISE = "Advise"
+_SENSORS = "sensors"
+"""Name under which the controller's own advice stands, such as that faults are planted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +50,10 @@ class RowFacts:
     load_1m: float | None
     others_busy: float | None
     measured: Provenance
+    expected: frozenset[FindingKind] = frozenset()
+    """Findings that name the fault."""
+    justified: frozenset[str] = frozenset()
+    """Actions that are an answer to it."""
 
 
 def measure_run(folder: Path, facts: RowFacts) -> FaultRow:
@@ -57,6 +70,12 @@ def measure_run(folder: Path, facts: RowFacts) -> FaultRow:
     decisions = read_decisions(records.decisions)
     above = steps_above([step.loss for step in steps], window=_window(steps))
     skipped = [bool(step.update_skipped) for step in steps]
+    seen = seen_fault(
+        findings_of(steps),
+        fault_step=facts.fault_step,
+        expected=facts.expected,
+        hung=FindingKind.HANG.value in result.findings,
+    )
     lost = [step for step, a, s in zip(steps, above, skipped, strict=True) if a or s]
     return FaultRow(
         fault=facts.fault,
@@ -75,13 +94,22 @@ def measure_run(folder: Path, facts: RowFacts) -> FaultRow:
         actions=_kinds(decisions, "granted"),
         undone=sum(record.verdict == "undone" for record in decisions),
         proposed=_kinds(decisions, "observed"),
-        advice=tuple(str(record.requested) for record in decisions if record.action == _ADVISE),
+        advice=tuple(
+            str(record.requested)
+            for record in decisions
+            if record.action == _ADVISE and record.policy != _SENSORS
+        ),
         fault_step=facts.fault_step,
         first_action_step=min(
-            (record.step for record in decisions if record.verdict in ("granted", "observed")),
-            default=None,
+            (record.step for record in decisions if _is_answer(record)), default=None
         ),
         findings=dict(sorted(result.findings.items())),
+        detected_step=seen.detected_step,
+        other_findings=seen.other_findings,
+        false_actions=false_actions(
+            decisions, steps, fault_step=facts.fault_step, justified=facts.justified
+        ),
+        steps_rewound=steps_rewound(decisions),
         final_batch_size=steps[-1].global_batch_size,
         tokens_per_s=_tokens_per_s(steps),
         wall_s=facts.wall_s,
@@ -89,6 +117,11 @@ def measure_run(folder: Path, facts: RowFacts) -> FaultRow:
         others_busy=facts.others_busy,
         measured=facts.measured,
     )
+
+
+def _is_answer(record: DecisionRecord) -> bool:
+    """Tell whether a policy, not the controller itself, did or would have done something."""
+    return record.verdict in ("granted", "observed") and record.policy != _SENSORS
 
 
 def steps_above(losses: Sequence[float | None], *, window: int = 3) -> list[bool]:
@@ -144,5 +177,11 @@ def _tokens_per_s(steps: Sequence[Observation]) -> float | None:
 
 def _kinds(decisions: Sequence[DecisionRecord], verdict: Any) -> dict[str, int]:
     return dict(
-        sorted(Counter(record.action for record in decisions if record.verdict == verdict).items())
+        sorted(
+            Counter(
+                record.action
+                for record in decisions
+                if record.verdict == verdict and record.policy != _SENSORS
+            ).items()
+        )
     )

@@ -34,7 +34,7 @@ class FaultRow(Document):
     config_hash: str
     """Of the overrides and the mode: two rows with equal keys are comparable iff it is equal."""
     outcome: str
-    """Of the run's result.json: ok, stopped or non_finite."""
+    """Of the run's result.json: ok, stopped, non_finite, or what the fault itself leads to."""
     message: str = ""
     steps: int = Field(ge=1)
     """Optimizer steps attempted."""
@@ -64,6 +64,15 @@ class FaultRow(Document):
     """Step whose signals led to the first action, granted or observed."""
     findings: dict[str, int]
     """Incidents by kind of finding."""
+    detected_step: int | None = None
+    """Step of the first finding that names the fault; None: none does."""
+    other_findings: dict[str, int] = Field(default_factory=dict)
+    """Other kinds of findings from a warning up, with the first step of each."""
+    false_actions: dict[str, int] = Field(default_factory=dict)
+    """Granted actions, by kind, that the fault does not justify, or that came before
+    it; a moved skip threshold counts by the updates that it skipped outside of the fault."""
+    steps_rewound: int = Field(default=0, ge=0)
+    """Steps by which rewinds went back, all together."""
     final_batch_size: int | None
     """Samples per optimizer step at the end."""
     tokens_per_s: float | None
@@ -84,15 +93,22 @@ class FaultRow(Document):
 
     @property
     def steps_lost(self) -> int:
-        """Updates skipped, and steps spent above a loss reached before."""
-        return self.updates_skipped + self.steps_above
+        """Updates skipped, steps spent above a loss reached before, and steps taken back."""
+        return self.updates_skipped + self.steps_above + self.steps_rewound
 
     @property
     def detection_delay(self) -> int | None:
-        """Steps from the fault's begin to the first action; None without either."""
-        if self.fault_step is None or self.first_action_step is None:
+        """Steps from the fault's begin to the first finding that names it; None without either."""
+        if self.fault_step is None or self.detected_step is None:
             return None
-        return self.first_action_step - self.fault_step
+        return self.detected_step - self.fault_step
+
+    @property
+    def stop_delay(self) -> int | None:
+        """Steps from the fault's begin to the stop by a policy; None without either."""
+        if self.fault_step is None or self.outcome != "stopped":
+            return None
+        return self.steps - self.fault_step
 
 
 def append_row(path: Path, row: FaultRow) -> None:

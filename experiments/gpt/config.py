@@ -24,7 +24,6 @@ __all__ = [
     "DataConfig",
     "FaultsConfig",
     "GptConfig",
-    "HangConfig",
     "ModelConfig",
     "OutputConfig",
     "ParallelConfig",
@@ -162,9 +161,9 @@ class PoisonConfig(ContractModel):
 
     steps: tuple[int, ...] = ()
     """Optimizer steps (from 1) whose samples are spoilt."""
-    kind: Literal["scale", "nan", "inf", "noise"] = "scale"
-    """scale: the loss of each sample is multiplied by `factor` (in float16 the gradients really
-    overflow); nan, inf: by that value; noise: the text is replaced by random bytes."""
+    kind: Literal["scale", "noise"] = "scale"
+    """scale: the loss of each sample is multiplied by `factor`, so that in float16 the gradients
+    really overflow; noise: the text is replaced by random bytes."""
     factor: float = Field(1.0e6, gt=0)
     """Factor of kind `scale`."""
 
@@ -180,27 +179,13 @@ class SlowDataConfig(ContractModel):
     """Last slow step; null: to the end."""
 
 
-class HangConfig(ContractModel):
-    """A pipeline that stops delivering."""
-
-    step: int | None = Field(None, ge=1, strict=True)
-    """Step before which the pipeline hangs; null: never."""
-    seconds: float = Field(3600.0, gt=0)
-    """Length of the hang."""
-    rank: int | None = Field(None, ge=0, strict=True)
-    """The rank that hangs; null: all."""
-
-
 class FaultsConfig(ContractModel):
-    """Faults planted for experiments; all off by default."""
+    """Faults of the data and of the start, all off; any other stands in a plan for the run."""
 
-    learning_rate_factor: float = Field(1.0, gt=0)
-    """Multiplies the learning rate, as a typing error would."""
     loss_scale_start: float | None = Field(None, gt=0)
     """Scale that `loss_scale: dynamic` starts with; null: 2^16."""
     poison: PoisonConfig = PoisonConfig()
     slow_data: SlowDataConfig = SlowDataConfig()
-    hang: HangConfig = HangConfig()
 
 
 class GptConfig(ContractModel):

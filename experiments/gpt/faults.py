@@ -1,8 +1,12 @@
-"""Faults planted in the input pipeline: graph and step stay those of a healthy run."""
+"""Faults in the samples and in the threads that read them.
+
+They are here, and not among the faults that mindtune plants in any run, since the overflow of a
+poisoned batch must come about in the forward and backward pass itself, and a slow pipeline must
+get faster with more workers.
+"""
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,28 +24,25 @@ __all__ = ["DataFaults"]
 
 @dataclass(frozen=True)
 class DataFaults:
-    """The faults of one rank's pipeline.
+    """What is wrong with the data of a run.
 
     Steps are those of the configured batch size: when a policy resizes the batch, a fault stays
     with its samples.
     """
 
     config: FaultsConfig
-    rank: int = 0
 
-    def delay_s(self, step: int, *, first_of_step: bool) -> float:
-        """Return how long the pipeline sleeps before a micro-batch of `step`."""
-        slow, hang = self.config.slow_data, self.config.hang
-        delay = 0.0
-        if slow.first_step <= step and (slow.last_step is None or step <= slow.last_step):
-            delay += slow.seconds
-        if step == hang.step and first_of_step and hang.rank in (None, self.rank):
-            delay += hang.seconds
-        return delay
+    def delay_s(self, step: int) -> float:
+        """Return how long the pipeline sleeps before each micro-batch of `step`."""
+        slow = self.config.slow_data
+        begun = slow.first_step <= step
+        return (
+            slow.seconds if begun and (slow.last_step is None or step <= slow.last_step) else 0.0
+        )
 
-    def wait(self, step: int, *, first_of_step: bool) -> None:
-        """Sleep as a starved or hanging pipeline would."""
-        delay = self.delay_s(step, first_of_step=first_of_step)
+    def wait(self, step: int) -> None:
+        """Sleep as a starved pipeline would."""
+        delay = self.delay_s(step)
         if delay:
             time.sleep(delay)
 
@@ -70,5 +71,4 @@ class DataFaults:
                 for sample in samples
             ]
             return np.stack(noise), weights
-        factor = {"scale": poison.factor, "nan": math.nan, "inf": math.inf}[poison.kind]
-        return tokens, weights * np.float32(factor)
+        return tokens, weights * np.float32(poison.factor)

@@ -64,13 +64,13 @@ class MicroBatches:
         return self.num_steps * self.config.micro_batch_num
 
     def __getitem__(self, index: int) -> tuple[Tokens, Weights]:
-        step, micro = divmod(int(index), self.config.micro_batch_num)
+        step = int(index) // self.config.micro_batch_num
         samples = self.sample_indices(int(index))
         tokens = np.stack([self.sample(sample) for sample in samples])
         weights = np.ones(len(tokens), dtype=np.float32)
         if self.faults is None:
             return tokens, weights
-        self.faults.wait(step + 1, first_of_step=micro == 0)
+        self.faults.wait(step + 1)
         return self.faults.spoil(step + 1, samples, tokens, weights)
 
     def sample_indices(self, index: int) -> range:

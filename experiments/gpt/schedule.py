@@ -51,8 +51,6 @@ class WarmupCosine(LearningRateSchedule):
 def learning_rate(config: GptConfig, *, num_updates: int) -> Any:
     """Return what the optimizer is given: a float, a schedule cell, or a list of rates.
 
-    The planted factor is included.
-
     Args:
         config: The workload's config.
         num_updates: Most updates that can happen; a table must have that many entries, since
@@ -60,7 +58,7 @@ def learning_rate(config: GptConfig, *, num_updates: int) -> Any:
             its end.
     """
     training = config.training
-    peak = training.learning_rate * config.faults.learning_rate_factor
+    peak = training.learning_rate
     if training.lr_schedule == "float":
         return peak
     if training.lr_schedule == "cosine":

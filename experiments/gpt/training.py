@@ -91,7 +91,7 @@ def build_training(config: GptConfig, *, seed: int, num_steps: int) -> Training:
         num_sharded_parameters=sharded,
     )
     step.set_train()
-    faults = DataFaults(config.faults, ranks.layout.rank)
+    faults = DataFaults(config.faults)
     dataset = build_dataset(
         config, seed=seed, num_steps=num_steps, data_rank=ranks.data_index, faults=faults
     )

@@ -41,7 +41,7 @@ def test_an_empty_config_and_empty_sections_are_the_defaults():
     [
         ({"trainin": {}}, ["'trainin'", "model, parallel, training, data, output, faults"]),
         ({"data": {"worker": 1}}, ["'worker'", "data", "workers, prefetch, cache"]),
-        ({"faults": {"hang": {"stp": 1}}}, ["'stp'", "faults.hang", "step, seconds, rank"]),
+        ({"faults": {"poison": {"stp": 1}}}, ["'stp'", "faults.poison", "steps, kind, factor"]),
         ({"training": {"precision": "bfloat16"}}, ["training.precision", "'bfloat16'"]),
         ({"training": {"steps": "many"}}, ["training.steps", "'many'"]),
         ({"training": {"steps": 0}}, ["training.steps", "greater than or equal to 1", "0"]),

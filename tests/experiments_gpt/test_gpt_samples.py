@@ -40,7 +40,7 @@ def _source(
     )
     corpus = _train_corpus(cache=cache)
     order = SampleOrder((len(corpus) - 1) // seq_length, seed)
-    planted = DataFaults(config.faults, rank=data_rank)
+    planted = DataFaults(config.faults)
     return MicroBatches(corpus, order, config, 4, data_rank, planted)
 
 
@@ -136,8 +136,6 @@ def test_evaluation_is_the_same_for_every_micro_batch_size():
     ("poison", "weight"),
     [
         ({"kind": "scale", "factor": 1e6}, 1e6),
-        ({"kind": "nan"}, np.nan),
-        ({"kind": "inf"}, np.inf),
         ({"kind": "noise"}, 1.0),
     ],
 )
@@ -164,16 +162,12 @@ def test_noise_is_the_same_for_any_split():
 
 
 @pytest.mark.parametrize(
-    ("faults", "rank", "delays"),
+    ("slow_data", "delays"),
     [
-        ({"slow_data": {"seconds": 0.5}}, 0, [0.5, 0.5, 0.5, 0.5]),
-        ({"slow_data": {"seconds": 0.5, "first_step": 2, "last_step": 3}}, 0, [0, 0.5, 0.5, 0]),
-        ({"hang": {"step": 3, "seconds": 60.0}}, 0, [0, 0, 60.0, 0]),
-        ({"hang": {"step": 3, "seconds": 60.0, "rank": 1}}, 0, [0, 0, 0, 0]),
-        ({"hang": {"step": 3, "seconds": 60.0, "rank": 1}}, 1, [0, 0, 60.0, 0]),
+        ({"seconds": 0.5}, [0.5, 0.5, 0.5, 0.5]),
+        ({"seconds": 0.5, "first_step": 2, "last_step": 3}, [0, 0.5, 0.5, 0]),
     ],
 )
-def test_the_pipeline_sleeps_where_the_fault_says(faults, rank, delays):
-    planted = DataFaults(parse_config({"faults": faults}).faults, rank)
-    assert [planted.delay_s(step, first_of_step=True) for step in (1, 2, 3, 4)] == delays
-    assert planted.delay_s(3, first_of_step=False) in (0.0, 0.5)
+def test_the_pipeline_sleeps_where_the_fault_says(slow_data, delays):
+    planted = DataFaults(parse_config({"faults": {"slow_data": slow_data}}).faults)
+    assert [planted.delay_s(step) for step in (1, 2, 3, 4)] == delays

@@ -23,25 +23,27 @@ def run(module, arguments, cwd):
     )  # fmt: skip
 
 
-def test_two_faults_guarded_and_unguarded(tmp_path):
-    arguments = ["--out", "out", "--faults", "healthy,loss_scale", "--seeds", "1", "--steps", "10"]
-    done = run("mindtune.experiments.fault_injection", arguments, tmp_path)
+def test_one_seed_of_three_faults(tmp_path):
+    """A fault in the gradients, one that no scale cures, and one that only a watchdog sees."""
+    arguments = ["--out", "out", "--seeds", "1", "--steps", "40", "--guards", "guarded"]
+    chosen = [*arguments, "--faults", "nan_gradient,overflow_storm,hang"]
+    done = run("mindtune.experiments.fault_injection", chosen, tmp_path)
     assert done.returncode == 0, done.stderr
     rows = read_rows(tmp_path / "out" / "rows.jsonl")
-    assert len(rows) == 5
-    healthy, watched = rows[("healthy", "guarded", 1)], rows[("healthy", "unguarded", 1)]
-    assert healthy.actions == healthy.proposed == watched.actions == watched.proposed == {}
-    assert healthy.validation_loss == watched.validation_loss
-    guarded, fixed = rows[("loss_scale", "guarded", 1)], rows[("loss_scale", "unguarded", 1)]
-    assert {found.samples for found in rows.values() if found.fault == "loss_scale"} == {80}
-    # At the scale given every float16 gradient overflows, so nothing is learnt at all.
-    assert fixed.updates_skipped == fixed.steps == 10
-    assert fixed.actions == {}
-    assert 1 <= guarded.updates_skipped < 10
-    assert guarded.actions["SetLossScale"] >= 1
-    assert guarded.validation_loss < fixed.validation_loss
-    assert rows[("loss_scale", "dynamic", 1)].actions == {}
-    again = run("mindtune.experiments.fault_injection", arguments, tmp_path)
+    assert [key[0] for key in rows] == ["nan_gradient", "overflow_storm", "hang"]
+    nan, storm, hang = rows.values()
+    assert all(row.detection_delay == 0 for row in rows.values())
+    assert all(row.false_actions == {} for row in rows.values())
+    assert (nan.outcome, nan.updates_skipped, nan.steps_above) == ("ok", 1, 0)
+    assert nan.validation_loss < 4.5
+    # From 2^16 down to 256; halving would take 8 updates.
+    assert storm.outcome == "ok"
+    assert 1 <= storm.updates_skipped <= 8
+    assert storm.actions["SetLossScale"] >= 1
+    assert (hang.outcome, hang.steps, hang.findings["hang"]) == ("crash", 19, 1)
+    stacks = tmp_path / "out" / "runs" / "hang-guarded-1" / "run" / "stacks.txt"
+    assert "enter_step" in stacks.read_text()
+    again = run("mindtune.experiments.fault_injection", chosen, tmp_path)
     assert again.returncode == 0
     assert "row 1" not in again.stderr
     assert read_rows(tmp_path / "out" / "rows.jsonl") == rows

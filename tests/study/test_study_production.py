@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mindtune.controller.contract import BestConfig, RunResult, read_document
+from mindtune.controller.contract import BestConfig, FaultPlan, RunResult, read_document
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.export import export
 from mindtune.controller.trials.production import read_best_config, run_best_config
@@ -121,12 +121,39 @@ def test_export_imports_nothing_heavy(project):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_run_with_faults_says_so_in_its_files(project, caplog):
+    best, out = project.out / "best_config.yaml", project.folder / "drill"
+    plan = FaultPlan.model_validate({"faults": [{"kind": "spike", "first_step": 2}]})
+    set_ending(project, "silent")
+    assert run_best_config(best, out, faults=plan) == 0
+    written = (out / "config.yaml").read_text()
+    assert written.startswith("# NO REAL RUN: faults are planted on purpose (spike)")
+    assert yaml.safe_load(written)["ending"] == "silent"
+    assert read_document(FaultPlan, out / "faults.yaml") == plan
+    assert json.loads((out / "seen.json").read_text())["faults"] == str(out / "faults.yaml")
+    assert read_document(RunResult, out / "result.json").planted_faults == plan.faults
+    with pytest.raises(ConfigError, match="is of a run with another config"):
+        run_best_config(best, out)
+    # A program that reads no faults has none planted, and is told of.
+    set_ending(project, "ok")
+    path = project.folder / "live_keys.yaml"
+    best_config = yaml.safe_load(best.read_text()) | {"base_config": "base.yaml"}
+    live = {"faults": [{"kind": "hang", "first_step": 2}], "watchdog": {"train_min_s": 5}}
+    path.write_text(yaml.safe_dump(best_config | live))
+    path.write_text(path.read_text().replace("../tiny_trial.py", "tiny_trial.py"))
+    out = project.folder / "unread"
+    assert run_best_config(path, out) == 0
+    assert "(hang)" in (out / "config.yaml").read_text()
+    assert "names no planted faults" in caplog.text
+
+
 def test_run_gets_the_merged_config_and_its_environment(project):
     best, out = project.out / "best_config.yaml", project.folder / "run"
     assert run_best_config(best, out, "observe") == 0
     seen = json.loads((out / "seen.json").read_text())
     assert seen["training"] == {"micro_batch_size": 4, "recompute": True}
-    assert seen["mode"] == "observe"
+    assert (seen["mode"], seen["faults"]) == ("observe", None)
+    assert not (out / "faults.yaml").exists()
     assert seen["best_config"] == str(best.resolve())
     assert seen["knobs"]["trial"] is None
     assert seen["knobs"]["knobs"]["micro_batch_num"] == 4

@@ -104,6 +104,7 @@ def produce(config):
     seen = {
         "mode": os.environ["MINDTUNE_MODE"],
         "best_config": os.environ["MINDTUNE_CONFIG"],
+        "faults": os.environ.get("MINDTUNE_FAULTS"),
         "training": config["training"],
         "knobs": yaml.safe_load((folder / "knobs.yaml").read_text()),
     }
