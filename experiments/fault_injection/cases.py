@@ -1,27 +1,24 @@
-"""The faults, and how each is run: guarded, unguarded, and where it helps a third way.
-
-A case is a set of overrides of the workload's base config and a plan of faults for the injector
-(`controller/live/faults`); a guard is a mode of the policies and, at times, an override of its
-own. All guards of a case see the same samples in the same order, and so does the healthy case that
-it is compared with.
-"""
+"""The faults, each with what would be right, and the healthy runs that they are compared with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
-from mindtune.controller.contract import AnyFault, FaultPlan, parse
 from mindtune.controller.errors import ConfigError
+from mindtune.experiments.fault_injection.case import (
+    GUARDED,
+    SMALL,
+    UNGUARDED,
+    Case,
+    Guard,
+    Overrides,
+    Planted,
+)
 from mindtune.policies.findings import FindingKind as Kind
 
-__all__ = ["CASES", "FAULT_FREE", "GUARDS", "Case", "Guard", "Planted", "chosen_cases",
-           "chosen_guards", "healthy_case"]  # fmt: skip
-
-Overrides = Mapping[str, Any]
-_NOTHING: Overrides = MappingProxyType({})
+__all__ = ["CASES", "FAULT_FREE", "GUARDS", "chosen_cases", "chosen_guards", "healthy_case"]
 
 _SLOW_S = 0.5
 _HEALTHY_STEPS = 4000
@@ -29,28 +26,15 @@ _HANG_LIMIT_S = 5.0
 _MEMORY = "2GB"
 """The workload's process holds about 1.1 GB."""
 
-_SMALL: Overrides = MappingProxyType(
-    {
-        "model.num_layers": 2,
-        "model.seq_length": 64,
-        "training.recompute": "none",
-        "training.global_batch_size": 8,
-        "training.micro_batch_size": 8,
-        "training.clip_norm": None,
-        "training.eval_samples": 128,
-    }
-)
-"""Half of the workload's blocks, a step in one micro-batch, and no clipping, which would hide what
-a policy does: a row takes about twenty seconds."""
 _HALF: Overrides = MappingProxyType(
-    {**_SMALL, "training.precision": "float16", "training.loss_scale": "dynamic"}
+    {**SMALL, "training.precision": "float16", "training.loss_scale": "dynamic"}
 )
 _TWO_RANKS: Overrides = MappingProxyType(
-    {**_SMALL, "parallel.data_parallel": 2, "training.micro_batch_size": 4}
+    {**SMALL, "parallel.data_parallel": 2, "training.micro_batch_size": 4}
 )
 _TINY: Overrides = MappingProxyType(
     {
-        **_SMALL,
+        **SMALL,
         "model.num_layers": 1,
         "model.hidden_size": 32,
         "model.seq_length": 32,
@@ -58,83 +42,6 @@ _TINY: Overrides = MappingProxyType(
     }
 )
 """The smallest model, for many steps."""
-
-
-@dataclass(frozen=True)
-class Guard:
-    """One way of running a case."""
-
-    name: str
-    mode: Literal["act", "observe"]
-    meaning: str
-    """What the reader of the table must know."""
-    overrides: Overrides = field(default_factory=lambda: _NOTHING)
-
-
-_GUARDED = Guard("guarded", "act", "policies act")
-_UNGUARDED = Guard("unguarded", "observe", "policies only observe")
-
-
-@dataclass(frozen=True)
-class Planted:
-    """What makes a run of some length faulty."""
-
-    first_step: int
-    """Step from which the fault acts."""
-    faults: Sequence[Mapping[str, Any]] = ()
-    """For the injector."""
-    overrides: Overrides = field(default_factory=lambda: _NOTHING)
-    """For the workload's own config, where the injector cannot do it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One fault on one size of the workload."""
-
-    name: str
-    fault: str
-    """What is wrong, in a few words."""
-    wanted: str
-    """What the policies ought to do about it."""
-    plant: Callable[[int], Planted | None] = lambda _steps: None
-    """From the number of steps to what is planted; None: nothing."""
-    expected: frozenset[Kind] = frozenset()
-    """Findings that name the fault."""
-    justified: frozenset[str] = frozenset()
-    """Actions that are an answer to it; any other one is a false action."""
-    steps: int = 120
-    """Optimizer steps at the configured batch size."""
-    guards: tuple[Guard, ...] = (_GUARDED, _UNGUARDED)
-    base: Overrides = field(default_factory=lambda: _SMALL)
-    num_ranks: int = 1
-    live: Overrides = field(default_factory=lambda: _NOTHING)
-    """Keys of the run's best config that the callback reads."""
-    also_ends: frozenset[str] = frozenset()
-    """Outcomes that are what the fault does, beside ok, stopped and non_finite."""
-
-    def overrides(self, guard: Guard, *, seed: int, steps: int) -> dict[str, Any]:
-        """Return the overrides of one row, by dotted key of the workload's base config."""
-        planted = self.plant(steps)
-        own = {} if planted is None else planted.overrides
-        run = {"training.seed": seed, "training.steps": steps}
-        return {**self.base, **run, **own, **guard.overrides}
-
-    def faults(self, steps: int) -> tuple[AnyFault, ...]:
-        """Return what the injector plants in a run of so many steps."""
-        planted = self.plant(steps)
-        if planted is None or not planted.faults:
-            return ()
-        content = {"faults": [dict(fault) for fault in planted.faults]}
-        return parse(FaultPlan, content, source=f"the faults of {self.name}").faults
-
-    def first_step(self, steps: int) -> int | None:
-        """Return the step from which the fault acts; None: there is none."""
-        planted = self.plant(steps)
-        return None if planted is None else planted.first_step
-
-    def guard(self, name: str) -> Guard:
-        """Return a guard by its name."""
-        return next(guard for guard in self.guards if guard.name == name)
 
 
 def _half(steps: int) -> int:
@@ -195,7 +102,7 @@ _ALL = (
         name="healthy_float16",
         fault="none, float16 with dynamic loss scaling",
         wanted="nothing at all",
-        guards=(_GUARDED,),
+        guards=(GUARDED,),
         base=_HALF,
     ),
     Case(
@@ -203,7 +110,7 @@ _ALL = (
         fault="none, the smallest model over many steps",
         wanted="nothing at all",
         steps=_HEALTHY_STEPS,
-        guards=(_GUARDED,),
+        guards=(GUARDED,),
         base=_TINY,
     ),
     Case(
@@ -330,7 +237,7 @@ _ALL = (
         plant=_at_half("stuck_utilization", value=0.05),
         expected=frozenset({Kind.LOW_UTILIZATION}),
         justified=frozenset({"SetBatchSize", "SetLearningRateScale"}) | _SKIP,
-        guards=(_GUARDED,),
+        guards=(GUARDED,),
     ),
     Case(
         name="slow_data",
@@ -341,8 +248,8 @@ _ALL = (
         expected=frozenset({Kind.DATA_STALL}),
         justified=_SKIP,
         guards=(
-            _GUARDED,
-            _UNGUARDED,
+            GUARDED,
+            UNGUARDED,
             Guard("advised", "observe", "the advice taken: two data workers", {"data.workers": 2}),
         ),
     ),
@@ -354,7 +261,7 @@ _ALL = (
         plant=_small_batch,
         expected=frozenset({Kind.LOW_UTILIZATION}),
         justified=frozenset({"SetBatchSize", "SetLearningRateScale"}) | _SKIP,
-        base={**_SMALL, "model.seq_length": 32},
+        base={**SMALL, "model.seq_length": 32},
     ),
     Case(
         name="memory_climb",
@@ -372,7 +279,7 @@ _ALL = (
         plant=_at_half("hang"),
         expected=frozenset({Kind.HANG}),
         justified=_SKIP,
-        guards=(_GUARDED,),
+        guards=(GUARDED,),
         live={"watchdog": {"train_min_s": _HANG_LIMIT_S, "exit_on_hang": True}},
         also_ends=frozenset({"crash"}),
     ),
@@ -380,7 +287,7 @@ _ALL = (
         name="healthy_two_ranks",
         fault="none, two data-parallel ranks",
         wanted="nothing at all",
-        guards=(_GUARDED,),
+        guards=(GUARDED,),
         base=_TWO_RANKS,
         num_ranks=2,
     ),
@@ -401,7 +308,7 @@ _ALL = (
         plant=_at_half("slow_rank", rank=1, seconds=0.3),
         expected=frozenset({Kind.STRAGGLER}),
         justified=_SKIP,
-        guards=(_GUARDED,),
+        guards=(GUARDED,),
         base=_TWO_RANKS,
         num_ranks=2,
     ),

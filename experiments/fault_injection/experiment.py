@@ -16,13 +16,8 @@ from typing import Any
 from mindtune.controller.contract import BestConfig, dump_yaml, write_atomic
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.production import EXIT_FAILED, run_best_config
-from mindtune.experiments.fault_injection.cases import (
-    FAULT_FREE,
-    GUARDS,
-    Case,
-    Guard,
-    healthy_case,
-)
+from mindtune.experiments.fault_injection.case import Case, Guard
+from mindtune.experiments.fault_injection.cases import FAULT_FREE, GUARDS, healthy_case
 from mindtune.experiments.fault_injection.measure import RowFacts, measure_run
 from mindtune.experiments.fault_injection.rows import FaultRow, RowKey, append_row, read_rows
 from mindtune.experiments.fault_injection.summary import summary

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from mindtune.experiments.fault_injection.cases import CASES, Case, healthy_case
+from mindtune.experiments.fault_injection.case import Case
+from mindtune.experiments.fault_injection.cases import CASES, healthy_case
 from mindtune.experiments.fault_injection.rows import FaultRow, RowKey
 
 __all__ = ["spread", "summary"]
