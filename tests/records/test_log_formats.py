@@ -285,6 +285,11 @@ def test_trainer_console_takes_the_step_of_the_bar(read):
     assert column(log, "eval_loss") == [None, 1.75]
 
 
+def test_trainer_console_that_names_its_step(read):
+    log = read("{'loss': 2.5, 'step': 20, 'epoch': 0.1}\n{'loss': 2.25, 'step': 40}\n")
+    assert column(log, "step") == [20, 40]
+
+
 def test_trainer_console_without_bars_counts(read):
     log = read("".join(f"{{'loss': {i}.5, 'learning_rate': 1e-05, 'epoch': {i}.0}}\n"
                        for i in range(1, 4)))  # fmt: skip
@@ -320,6 +325,19 @@ def test_fairseq_json_progress(read):
     assert column(log, "global_batch_size") == [8, None, None], "7.5 samples are a mean"
     assert column(log, "eval_loss") == [None, 17.9, None]
     assert math.isnan(column(log, "grad_norm")[1])
+
+
+def test_fairseq_epochs_count_where_nothing_else_is_told(read):
+    log = read(
+        "| epoch 001 | loss 9.8 | nll_loss 8.9 | wps 31194 | num_updates 300 | lr 0.0001 | "
+        "gnorm 2.5 | loss_scale 128 | wall 60\n"
+        "| valid | epoch 001 | valid on 'valid' subset | loss 9.1 | num_updates 300\n"
+        + fairseq_line("train", train_loss=8.5, train_num_updates=600, train_gnorm=1.5)
+    )
+    assert column(log, "step") == [300, 600]
+    assert column(log, "loss") == [9.8, 8.5]
+    assert column(log, "grad_norm") == [2.5, 1.5]
+    assert column(log, "eval_loss") == [9.1, None]
 
 
 def test_fairseq_simple_progress(read):

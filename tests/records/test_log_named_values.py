@@ -63,6 +63,30 @@ LINES = [
      (None, 250), {"loss": 6.123, "learning_rate": 6e-4, "grad_norm": 0.31, "step_time_s": 0.384,
                    "tokens_per_s": 1365333.12}),
     ("step 20, loss: 1.97", (None, 20), {"loss": 1.97}),
+    (
+        ("2023-10-25 10:00:00 - mmengine - INFO - Epoch(train)  [2][240/735]  lr: 1.9813e-04  eta: "
+        "1:23:45  time: 2.8874  data_time: 0.0042  memory: 9000  loss: 2.5128  grad_norm: nan"),
+        (2, 240),
+        {"loss": 2.5128, "grad_norm": math.nan, "learning_rate": 1.9813e-4, "step_time_s": 2.8874,
+         "data_time_s": 0.0042},
+    ),
+    ("Iter(train) [ 10/500]  lr: 2e-05  loss: 1.5", (None, 10),
+     {"loss": 1.5, "learning_rate": 2e-5}),
+    (
+        ("epoch: 0.0, current epoch percent: 0.003, step: 100, outputs are (Tensor(shape=[], "
+        "dtype=Float32, value= 9.6), Tensor(shape=[], dtype=Bool, value= False), Tensor(shape=[], "
+        "dtype=Float32, value= 65536))"),
+        (None, 100),
+        {"loss": 9.6, "overflow": 0.0, "loss_scale": 65536.0},
+    ),
+    ("local_rank: 0, epoch: 1, step: 2, output is 10.5, overflow is False, loss scale is 1024.0",
+     (1, 2), {"loss": 10.5, "overflow": 0.0, "loss_scale": 1024.0}),
+    ("mindcv.utils.callbacks INFO - Epoch: [1/5], batch: [100/196], loss: 6.93, lr: 0.05",
+     (1, 100), {"loss": 6.93, "learning_rate": 0.05}),
+    ("epoch:[  0/ 90], step:[  100/ 5004], loss:[6.93/6.95], time:[123.4], lr:[0.1]",
+     (0, 100), {"loss": 6.93, "learning_rate": 0.1}),
+    ("epoch: 1 step: [10/1849], loss: 12.3, overflow: False, scale: 65536, avg step time: 153.5 ms",
+     (1, 10), {"loss": 12.3, "overflow": 0.0, "loss_scale": 65536.0, "step_time_s": 0.1535}),
     ("iteration = 7; train_loss = nan; lr=[1e-05, 2e-05]", (None, 7),
      {"loss": math.nan, "learning_rate": 1e-5}),
     ("step: 5, box loss: 0.5, cls loss: 1.0, total loss: 2.5", (None, 5), {"loss": 2.5}),
@@ -147,6 +171,20 @@ def test_progress_bars_of_epochs_and_of_evaluation(read):
     assert column(log, "eval_loss")[:2] == [3.33, None]
     assert math.isnan(column(log, "eval_loss")[2])
     assert column(log, "learning_rate") == [None, 0.001, None]
+
+
+def test_a_bar_between_lines_of_a_loss_scaler(read):
+    log = read(
+        "Steps:   0%|          | 1/30000 [00:14<99:00, 14.89s/it, lr=1e-05, step_loss=0.5]\n"
+        "[2024-01-01 00:00:00] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: "
+        "262144, reducing to 131072\n"
+        "Steps:   0%|          | 2/30000 [00:23<74:00,  8.94s/it, lr=1e-05, step_loss=nan]\n"
+    )
+    assert (log.format, column(log, "step")) == ("tqdm", [1, 2])
+    assert column(log, "overflow") == [None, 1.0]
+    assert column(log, "loss_scale") == [None, 262144.0]
+    assert column(log, "loss")[0] == 0.5
+    assert math.isnan(column(log, "loss")[1])
 
 
 def test_a_table_of_another_program(read):

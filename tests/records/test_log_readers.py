@@ -85,6 +85,18 @@ def test_mindformers_skips_damaged_and_missing_norms(read):
     assert math.isnan(fourth.grad_norm)
 
 
+def test_mindformers_of_old_releases(read):
+    log = read(
+        "mindformers - INFO - Epoch:[  1/ 10], step:[    2/  100], loss:[2.312/2.500], "
+        "time:505.125 ms, lr:1e-05, overflow cond: False, loss_scale: 65536.0\n"
+        "Epoch:[  1/ 10], step:[    2/  100] weight_norm: 19.22\n"
+    )
+    only = log.observations[0]
+    assert (log.format, only.step, only.loss, only.step_time_s) == (
+        "mindformers", 2, 2.312, 0.505125,
+    )  # fmt: skip
+
+
 def test_mindspore_monitor_counts_on_over_epochs(read):
     log = read(
         "2024-08-19 08:56:17 epoch: 1 step: 1, loss is 2.5\n"

@@ -2,7 +2,7 @@
 
 JSON with every number as text, or `loss=16.4, num_updates=1` in its plain style. `num_updates`
 counts updates that were made, so overflowing ones, which a note tells of, lie between two of them.
-Losses are in bits. Sums over an epoch (`train`) repeat what was told and are passed over.
+Losses are in bits. Means over an epoch (`train`) are taken only where nothing else is told.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class _Reader:
     def __init__(self) -> None:
         self._updates: int | None = None
         self._overflows: list[float] = []
+        self._told_inner = False
 
     def feed(self, line: str) -> Sequence[Record] | None:
         if "|" not in line:
@@ -60,8 +61,9 @@ class _Reader:
         if plain is not None:
             return self._told("train_inner", dict(_PAIR.findall(plain[4])))
         summary = _SUMMARY.search(line) if "num_updates" in line else None
-        if summary is not None and "valid" in line:
-            return self._told("valid", dict(_PAIR.findall(summary[1])))
+        if summary is not None:
+            told = dict(_PAIR.findall(summary[1]))
+            return self._told("valid" if "valid" in line else "train", told)
         return None
 
     def finish(self) -> Sequence[Record]:
@@ -75,14 +77,18 @@ class _Reader:
         ]  # fmt: skip
 
     def _told(self, kind: str, told: dict[str, Any]) -> Sequence[Record] | None:
-        if kind == "train":
+        if kind == "train" and self._told_inner:
             return []
         prefix = "" if kind == "train_inner" else f"{kind}_"
         updates = _number(told, f"{prefix}num_updates", "num_updates")
         if updates is None or not is_whole(updates):
             return None
         step = int(updates)
-        if kind != "train_inner":
+        if kind == "train":
+            told = {name.removeprefix(prefix): value for name, value in told.items()}
+        elif kind == "train_inner":
+            self._told_inner = True
+        else:
             loss = _number(told, f"{prefix}loss", "loss")
             return [] if loss is None else [Record(Observation(step=step, eval_loss=loss))]
         return [Record(self._observation(step, told))]

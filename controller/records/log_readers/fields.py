@@ -14,14 +14,15 @@ __all__ = ["EPOCH_NAMES", "SIGNALS", "STEP_NAMES", "collect", "is_signal", "is_t
            "normal", "read_value"]  # fmt: skip
 
 STEP_NAMES = ("step", "global_step", "current_steps", "num_updates", "iteration", "iter",
-              "train_step", "opt_step", "steps", "update_step", "iterations")  # fmt: skip
+              "train_step", "opt_step", "steps", "update_step", "iterations", "batch")  # fmt: skip
 """What counts optimizer steps; the first that a line has holds."""
 EPOCH_NAMES = ("epoch", "cur_epoch")
 
 SIGNALS: Mapping[str, tuple[str, ...]] = {
     "loss": ("loss", "train_loss", "training_loss", "total_loss", "lm_loss", "avg_loss",
-             "mean_loss", "loss_train", "train_crossentropyloss", "train_ce_loss", "actor_loss",
-             "act_loss", "loss_metrics_global_avg_loss"),
+             "mean_loss", "step_loss", "reduced_train_loss", "loss_train",
+             "train_crossentropyloss", "train_ce_loss", "actor_loss",
+             "act_loss", "loss_metrics_global_avg_loss", "output", "outputs"),
     "eval_loss": ("eval_loss", "val_loss", "valid_loss", "validation_loss", "loss_val",
                   "test_loss"),
     "grad_norm": ("grad_norm", "global_norm", "gradient_norm", "gnorm", "gradnorm",

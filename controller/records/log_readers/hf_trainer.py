@@ -130,7 +130,7 @@ class _ConsoleReader:
         if found is None:
             return None
         entry = dict(_PAIR.findall(found[0]))
-        if "epoch" not in entry:
+        if "epoch" not in entry and "step" not in entry:
             return None
         told = self._entries.record(self._step(entry), entry)
         if told is None or "loss" not in entry:
@@ -146,6 +146,8 @@ class _ConsoleReader:
     def _step(self, entry: dict[str, str]) -> int:
         """Return the training bar's step; evaluation has a bar of its own, with another total."""
         training = "loss" in entry
+        if entry.get("step", "").isdigit():
+            return int(entry["step"])
         if self._bar is not None and training and self._bar[0] > 0:
             if self._of_steps is None or self._bar[1] == self._of_steps:
                 self._of_steps = self._bar[1]

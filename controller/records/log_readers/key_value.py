@@ -20,6 +20,7 @@ from mindtune.controller.records.log_readers.reader import (
     LogReader,
     Record,
     StepCounter,
+    number,
 )
 
 __all__ = ["KEY_VALUE", "NamedLine", "parse_line"]
@@ -32,13 +33,20 @@ _PAIR = re.compile(
 )
 _TELLING = frozenset({"loss", "grad_norm", "step_time_s", "eval_loss"})
 """Without one of these a line is no data line: many a line of a set-up names a step and a rate."""
+_TIME = re.compile(rf"(?<![\w.])time: *({NUMBER})(?![\w.:])")
 _COUNTS = frozenset((*fields.STEP_NAMES, *fields.EPOCH_NAMES))
 _MOST_WORDS = 4
-_IS = " is"
+_VERBS = (" is", " are")
 _ENDS = "|,;:)]"
 """What follows a value that stands after its name without a sign between, as in `step 3 | ...`.
 In a sentence another word follows."""
-_TUPLE = re.compile(rf"\bloss[:=]?\s*\(\s*({NUMBER}), *(True|False), *({NUMBER})", re.IGNORECASE)
+_TUPLE = re.compile(
+    rf"\b(?:loss|outputs?)(?:[:=]| is| are)?\s*\(\s*({NUMBER}), *(True|False), *({NUMBER})",
+    re.IGNORECASE,
+)
+_MMENGINE = re.compile(rf"\((train|val|test)\) *(?:\[({INTEGER})\])?\[ *({INTEGER})/({INTEGER})\]")
+"""mmengine: `Epoch(train) [1][240/735] lr: ... time: 2.9 data_time: 0.004 loss: 2.5`; its `time`
+is that of a step."""
 _PLAIN = frozenset({"", "info", "train", "training", "step", "debug", "the"})
 _EVALUATES = re.compile(r"\b(?:val|valid|validation|eval|evaluation|test)\b", re.IGNORECASE)
 _OVERFLOWED = re.compile(
@@ -67,10 +75,10 @@ def parse_line(line: str) -> NamedLine:
     steps: dict[str, tuple[int, int | None]] = {}
     signs = "|" in line
     for words, sign, value, total, following in _PAIR.findall(line):
-        bare = not sign.strip() and not words.endswith(_IS)
+        bare = not sign.strip() and not words.endswith(_VERBS)
         if bare and not total and following.strip() not in _ENDS:
             continue
-        name, before = _known(words.removesuffix(_IS))
+        name, before = _known(words)
         signs = signs or not (bare or name in _COUNTS)
         if name in _COUNTS:
             if value.isdigit():
@@ -86,6 +94,15 @@ def parse_line(line: str) -> NamedLine:
         if name in steps:
             named.step, named.of_steps = steps[name]
             break
+    engine = _MMENGINE.search(line) if "(" in line else None
+    if engine is not None:
+        steps = {"step": (int(engine[3]), int(engine[4]))}
+        named.step, named.of_steps = steps["step"]
+        if engine[2]:
+            steps["epoch"] = (int(engine[2]), None)
+        time = _TIME.search(line)
+        if time is not None and "data_time_s" in named.signals:
+            named.signals["step_time_s"] = number(time[1])
     named.epoch = next((steps[name][0] for name in fields.EPOCH_NAMES if name in steps), None)
     if "loss" in named.signals and _EVALUATES.search(line):
         loss = named.signals.pop("loss")
@@ -99,6 +116,8 @@ def _known(words: str) -> tuple[str, str]:
     A loss with another word before it is that of a part: `box loss`.
     """
     parts = words.lower().split(" ")
+    if parts[-1] in ("is", "are"):
+        parts.pop()
     for count in range(min(_MOST_WORDS, len(parts)), 0, -1):
         name = fields.normal("_".join(parts[-count:]))
         if name in _COUNTS or fields.is_signal(name):

@@ -1,10 +1,11 @@
 """Lines of MindFormers' `MFLossMonitor`, 1.x and 2.x, and of its PyNative trainer.
 
 A step's record is `{ Epoch:[ 1/ 1], step:[ 30/ 120], loss:[3.14/4.33], per_step_time: 47ms, lr:
-..., overflow cond: False, loss_scale: 1.0, global_norm: [1.43], ...`, after a prefix that differs
-between console and file. What is not what it looks like: the printed loss scale is the one after
-the step, lowered if that overflowed; large scales are rounded (2147483600.0 is 2^31); the PyNative
-trainer prints `grad_norm: NaN` for none, and `nan` for a norm that is not a number.
+..., overflow cond: False, loss_scale: 1.0, global_norm: [1.43], ...`, without braces and with
+`time: 47.0 ms` in old releases, after a prefix that differs between console and file. What is not
+what it looks like: the printed loss scale is the one after the step, lowered if that overflowed;
+large scales are rounded (2147483600.0 is 2^31); the PyNative trainer prints `grad_norm: NaN` for
+none, and `nan` for a norm that is not a number.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from mindtune.policies.signals import Observation
 __all__ = ["MINDFORMERS"]
 
 _STEP = re.compile(
-    rf"\{{ ?(?:Epoch: ?\[ *(?P<epoch>{INTEGER})/ *\d+\], *)?"
+    rf"(?:\{{ ?)?(?:Epoch: ?\[ *(?P<epoch>{INTEGER})/ *\d+\], *)?"
     rf"step: ?\[ *(?P<step>{INTEGER})/ *(?P<steps>{INTEGER})\], "
 )
 _LOSS = re.compile(rf"\bloss: *\[? *({NUMBER})")
-_TIME = re.compile(rf"\bper_step_time: *({NUMBER}) *ms")
+_TIME = re.compile(rf"\b(?:per_step_)?time: *({NUMBER}) *ms")
 _RATE = re.compile(rf"\blr: *\[? *({NUMBER})")
 _OVERFLOW = re.compile(r"\boverflow cond: *\[? *(True|False)")
 _SCALE = re.compile(rf"\bloss_scale: *\[? *({NUMBER})")
@@ -55,7 +56,7 @@ class _Reader:
         self._scale: float | None = None
 
     def feed(self, line: str) -> Sequence[Record] | None:
-        head = _STEP.search(line) if "step:" in line else None
+        head = _STEP.search(line) if "step:" in line and "loss" in line else None
         if head is None:
             return self._skip(line)
         epoch = int(head["epoch"]) if head["epoch"] else None

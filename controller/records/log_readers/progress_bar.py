@@ -18,6 +18,7 @@ from mindtune.controller.records.log_readers.reader import (
     Record,
     number,
 )
+from mindtune.controller.records.log_readers.scaler_events import ScalerEvents
 from mindtune.policies.signals import Observation
 
 __all__ = ["PROGRESS_BAR"]
@@ -34,10 +35,13 @@ _EVALUATES = re.compile(r"\b(?:val|valid\w*|eval\w*|test\w*)\b", re.IGNORECASE)
 
 class _Reader:
     def __init__(self) -> None:
+        self._events = ScalerEvents()
         self._first_epoch: int | None = None
         self._last = 0
 
     def feed(self, line: str) -> Sequence[Record] | None:
+        if self._events.feed(line):
+            return []
         found = _BAR.search(line) if "%|" in line else None
         if found is None:
             return None
@@ -61,8 +65,8 @@ class _Reader:
         if rate is not None and number(rate[1]) > 0:
             per = number(rate[1])
             signals["step_time_s"] = per if rate[2] == "s/it" else 1 / per
-        self._last = count
-        return [Record(fields.make(count, signals))]
+        interval, self._last = max(1, count - self._last), count
+        return [Record(fields.make(count, {**self._events.take(interval), **signals}))]
 
     def finish(self) -> Sequence[Record]:
         return []
