@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from mindtune.policies.detectors import DetectorState, DetectorThresholds
@@ -15,6 +16,8 @@ __all__ = ["baseline_of", "rearmed"]
 # As in the detectors' score: a very quiet signal has no smaller deviation.
 _RELATIVE_FLOOR = 0.05
 _ABSOLUTE_FLOOR = 1e-12
+# Quantiles of a sample, and where they lie on a normal distribution in standard deviations.
+_UPPER = ((0.84, 0.994), (0.95, 1.645))
 
 
 def baseline_of(state: SpikeState, thresholds: DetectorThresholds) -> Baseline | None:
@@ -29,8 +32,19 @@ def baseline_of(state: SpikeState, thresholds: DetectorThresholds) -> Baseline |
     return Baseline(
         median=median,
         deviation=deviation,
+        spread=_spread(window.ordered, median),
         count=count,
         armed=count >= thresholds.arm_after,
+    )
+
+
+def _spread(ordered: tuple[float, ...], median: float) -> float:
+    """Return the upward deviation of the logarithm of a sample, given in the order of size."""
+    if not 0 < median < math.inf:
+        return math.inf
+    return max(
+        math.log(ordered[int(share * len(ordered))] / median) / deviations
+        for share, deviations in _UPPER
     )
 
 

@@ -44,6 +44,8 @@ class Baseline:
     """Median of the unflagged samples."""
     deviation: float
     """Robust standard deviation, with the detectors' floor; above 0."""
+    spread: float
+    """Robust standard deviation of its logarithm, upwards; infinity around zero."""
     count: int
     """Samples that it rests on."""
     armed: bool

@@ -69,7 +69,7 @@ def test_the_guard_stands_at_infinity_until_32_samples_and_then_far_above_them(s
     assert value == pytest.approx(8.0, rel=0.1)
     record = run.records[0]
     assert "baseline is armed after 32 samples" in record.reason
-    assert set(record.evidence) == {"median", "deviation", "samples", "threshold"}
+    assert set(record.evidence) == {"median", "spread", "samples", "threshold"}
 
 
 def test_the_guard_follows_a_norm_that_falls_and_is_not_rewritten_at_every_step(start) -> None:
