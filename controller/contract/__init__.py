@@ -20,6 +20,7 @@ from mindtune.controller.contract.live_sections import (
     AlertsSection,
     WatchdogSection,
 )
+from mindtune.controller.contract.model_signals import LOG10_EDGES, ModelSignalRecord
 from mindtune.controller.contract.outputs import (
     CompareOutput,
     CompareRow,
@@ -89,6 +90,7 @@ __all__ = [
     "ENV_MODE",
     "ENV_RUN_DIR",
     "ENV_TRIAL_DIR",
+    "LOG10_EDGES",
     "MINDFORMERS_KEY",
     "AlertKind",
     "AlertsSection",
@@ -114,6 +116,7 @@ __all__ = [
     "KnobsFile",
     "Learned",
     "ModelSection",
+    "ModelSignalRecord",
     "Number",
     "Outcome",
     "PolicySection",

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from mindtune.controller.contract.fault_plan import FaultPlan
 from mindtune.controller.contract.gate_file import GateFile
+from mindtune.controller.contract.model_signals import ModelSignalRecord
 from mindtune.controller.contract.outputs import (
     CompareOutput,
     DoctorOutput,
@@ -33,6 +34,7 @@ DOCUMENTS: dict[str, type[BaseModel]] = {
     "trial_result": TrialResult,
     "trial_record": TrialRecord,
     "decision": DecisionRecord,
+    "model_signals": ModelSignalRecord,
     "best_config": BestConfig,
     "run_result": RunResult,
     "faults": FaultPlan,

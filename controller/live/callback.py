@@ -46,8 +46,8 @@ class TuneCallback(Callback):
     Args:
         config: Path of a best_config.yaml (or of a MindFormers YAML with a `mindtune` block), a
             dict of such content or of the keys mode, out_dir, policies, learned, watchdog,
-            rewind, max_num_microbatches and faults; None: the file named by MINDTUNE_CONFIG, or
-            defaults. The default mode is observe: nothing is changed.
+            rewind, model_signals, max_num_microbatches and faults; None: the file named by
+            MINDTUNE_CONFIG, or defaults. The default mode is observe: nothing is changed.
         tokens_per_sample: Tokens of one sample; None: the width of the first integer matrix in
             the batch, if there is one.
         model: Shape of the model, by the keys of `model:` in a study file; with it and
@@ -55,6 +55,10 @@ class TuneCallback(Callback):
         peak_flops: Peak of one device in FLOP/s.
         effective: Returns knobs read back from the running program, by their canonical names.
         eval_fn: Returns the validation loss; called once at the end, on every rank.
+        model_signals: Takes a batch as the network does and returns named arrays from inside the
+            model, already reduced: `attention_entropy` (blocks x heads), `token_confidence`,
+            `layer_losses`, or others. Called on every rank in the steps that
+            `model_signals: {every: k}` of the config samples.
 
     Raises:
         ConfigError: The config is not valid; unknown keys are named with the allowed ones.
@@ -70,6 +74,7 @@ class TuneCallback(Callback):
         peak_flops: float | None = None,
         effective: Callable[[], Mapping[str, Any]] | None = None,
         eval_fn: Callable[[], float] | None = None,
+        model_signals: Callable[..., Mapping[str, Any]] | None = None,
     ) -> None:
         super().__init__()
         self._settings = load_settings(config, os.environ)
@@ -79,6 +84,7 @@ class TuneCallback(Callback):
             peak_flops=peak_flops,
             effective=effective,
             eval_fn=eval_fn,
+            model_signals=model_signals,
         )
         # Wrong policy settings are refused here, not when training begins.
         make_engine(self._settings)
@@ -170,12 +176,14 @@ class TuneCallback(Callback):
         """The data of a call is there."""
         params = run_context.original_args()
         self._look_for_checkpoint(params)
-        facts = batch_facts(params.get("train_dataset_element"))
+        batch = params.get("train_dataset_element")
+        facts = batch_facts(batch)
         self._bound().begin_call(
             shapes=facts.shapes,
             samples=facts.samples,
             tokens=facts.tokens,
             saves=_saves_after(params),
+            batch=batch,
         )
 
     def on_train_step_end(self, run_context: Any) -> None:

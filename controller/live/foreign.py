@@ -20,7 +20,7 @@ the step has its Parameter `scale_sense`, the scale that acted is the one it hel
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -219,6 +219,10 @@ class ForeignStep:
     def send_host_signals(self, row: Sequence[float]) -> None:
         """Changes nothing: such a step brings nothing to other ranks."""
         del row
+
+    def watch_own_time(self, gradients_ready: Callable[[], None] | None) -> None:
+        """Changes nothing: such a step does not tell when its gradients are there."""
+        del gradients_ready
 
     def facts(
         self, *, micro_batch_size: int | None, max_num_microbatches: int | None, device: str

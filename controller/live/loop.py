@@ -59,6 +59,7 @@ class tune_loop:  # noqa: N801 - read as a statement: `with tune_loop(...) as lo
         peak_flops: As for `TuneCallback`.
         effective: As for `TuneCallback`.
         eval_fn: As for `TuneCallback`.
+        model_signals: As for `TuneCallback`; it needs `batches` to get one.
 
     Raises:
         ConfigError: The config or a value is not valid.
@@ -82,6 +83,7 @@ class tune_loop:  # noqa: N801 - read as a statement: `with tune_loop(...) as lo
         peak_flops: float | None = None,
         effective: Callable[[], Mapping[str, Any]] | None = None,
         eval_fn: Callable[[], float] | None = None,
+        model_signals: Callable[..., Mapping[str, Any]] | None = None,
     ) -> None:
         self._settings = load_settings(config, os.environ)
         self._workload = Workload(
@@ -90,6 +92,7 @@ class tune_loop:  # noqa: N801 - read as a statement: `with tune_loop(...) as lo
             peak_flops=peak_flops,
             effective=effective,
             eval_fn=eval_fn,
+            model_signals=model_signals,
         )
         # Wrong policy settings are refused here, not when training begins.
         make_engine(self._settings)
@@ -155,7 +158,9 @@ class tune_loop:  # noqa: N801 - read as a statement: `with tune_loop(...) as lo
         session = self._bound()
         for batch in source:
             facts = batch_facts(batch)
-            session.begin_call(shapes=facts.shapes, samples=facts.samples, tokens=facts.tokens)
+            session.begin_call(
+                shapes=facts.shapes, samples=facts.samples, tokens=facts.tokens, batch=batch
+            )
             self._begun = True
             yield batch
 

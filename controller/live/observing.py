@@ -153,6 +153,8 @@ class Sensors:
             phase=self._phase,
             reading=self._read_device(),
             memory_allocated_bytes=self._machine.memory_allocated(),
+            own_time_s=None if timing.own_time_s is None else timing.own_time_s / num_steps,
+            host_time_s=timing.host_time_s / num_steps,
         )
         own = StepTime(step, time_s, self._phase)
         batch = self._batch(signals)

@@ -12,6 +12,7 @@ from mindtune.controller.alerts.run_alerts import open_alerts
 from mindtune.controller.contract import ENV_MARK, FaultPlan, write_yaml
 from mindtune.controller.live.faults.planted import PlantedFaults
 from mindtune.controller.live.foreign import ForeignStep
+from mindtune.controller.live.model_signals import ModelSignals
 from mindtune.controller.live.observing import Machine
 from mindtune.controller.live.ranks import (
     JobRank,
@@ -145,6 +146,11 @@ def open_session(
         trial=trial,
         alerts=alerts,
         faults=faults,
+        model_signals=ModelSignals(
+            every=settings.sample_every, step=own, function=workload.model_signals
+        )
+        if settings.sample_every
+        else None,
     )
     if resumed is None:
         resumed = _saved_state(settings, adapter)

@@ -21,7 +21,7 @@ __all__ = [
     "unpack",
 ]
 
-NUM_HOST_SIGNALS = 8
+NUM_HOST_SIGNALS = 10
 """Free slots in which every rank tells all ranks what its host measured."""
 
 PACKED_FIELDS = (

@@ -4,11 +4,22 @@ On one rank, an observation holds what the host measured about the very step. On
 host's measurements travel with the next step's gradient reduction, so that all ranks see, and
 decide by, the same numbers: there the times, rates and device columns of a row are those of the
 step before, and so is its `phase`, which says what that time was spent on.
+
+The slow rank. In synchronous training every rank's step takes as long as the slowest rank's: the
+others wait in the reduction, inside their call of the step. A rank's own time is what precedes
+that wait. Where gradients and update are two graphs (accumulation, a hand-written loop, sampled
+steps) it is taken: from the end of the step before to the point where the rank's own gradients
+are there. Where they are one graph only the time outside of the call is seen (data wait,
+callbacks, the host's own work); what is slow inside the graph is not. There the shortest call of
+all ranks, that of the rank which came last and so waited least, stands for the computation that
+each of them has. Ranks of one tensor-parallel group wait for each other in every block: of them
+the slow group is told, not the slow rank.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -31,6 +42,8 @@ _ROW: Final = (
     "device_memory_used_bytes",
     "device_memory_total_bytes",
     "memory_allocated_bytes",
+    "own_time_s",
+    "host_time_s",
 )
 
 
@@ -50,6 +63,7 @@ class StepSignals:
     compression_ratio: float | None = None
     num_microbatches: int | None = None
     micro_batch_split: int = 1
+    update_norm: float | None = None
     rank_rows: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
@@ -96,6 +110,14 @@ class HostSignals:
     phase: str | None = None
     reading: DeviceReading = EMPTY_READING
     memory_allocated_bytes: int | None = None
+    own_time_s: float | None = None
+    """Of the step, up to where this rank's gradients were there; None: it ran as one graph."""
+    host_time_s: float | None = None
+    """Of the step, outside of the calls."""
+    straggler_rank: int | None = None
+    """The rank whose own time was longest; of several ranks together only."""
+    straggler_ratio: float | None = None
+    """Its own time over that of the median rank, of two the other one."""
 
     def to_row(self) -> tuple[float, ...]:
         """Return the numbers that travel to the other ranks; NaN: not measured."""
@@ -108,6 +130,8 @@ class HostSignals:
             "device_memory_used_bytes": self.reading.device_memory_used_bytes,
             "device_memory_total_bytes": self.reading.device_memory_total_bytes,
             "memory_allocated_bytes": self.memory_allocated_bytes,
+            "own_time_s": self.own_time_s,
+            "host_time_s": self.host_time_s,
         }
         numbers = [values[name] for name in _ROW]
         row = [math.nan if number is None else float(number) for number in numbers]
@@ -119,7 +143,7 @@ def reduce_rows(rows: Sequence[Sequence[float]]) -> HostSignals:
 
     Times, allocated memory and phase are the largest of all ranks: ranks wait for the slowest.
     Utilization is the mean. Device memory is that of the rank whose share in use is largest.
-    Temperature and power do not travel.
+    Temperature and power do not travel. Own times become the straggler, the slow rank.
     """
     columns = {name: [row[index] for row in rows] for index, name in enumerate(_ROW)}
     phase = _largest(columns["phase"])
@@ -128,6 +152,7 @@ def reduce_rows(rows: Sequence[Sequence[float]]) -> HostSignals:
     used, total = _fullest(
         columns["device_memory_used_bytes"], columns["device_memory_total_bytes"]
     )
+    straggler = _straggler(columns["own_time_s"], columns["host_time_s"], columns["step_time_s"])
     return HostSignals(
         step_time_s=_largest(columns["step_time_s"]),
         data_time_s=_largest(columns["data_time_s"]),
@@ -139,6 +164,8 @@ def reduce_rows(rows: Sequence[Sequence[float]]) -> HostSignals:
             device_memory_total_bytes=total,
         ),
         memory_allocated_bytes=None if allocated is None else round(allocated),
+        straggler_rank=None if straggler is None else straggler[0],
+        straggler_ratio=None if straggler is None else straggler[1],
     )
 
 
@@ -199,11 +226,32 @@ def observe(
         memory_allocated_bytes=host.memory_allocated_bytes,
         device_temperature_c=reading.device_temperature_c,
         device_power_w=reading.device_power_w,
+        update_norm=signals.update_norm,
+        straggler_rank=host.straggler_rank,
+        straggler_ratio=host.straggler_ratio,
     )
 
 
 def _largest(values: Sequence[float]) -> float | None:
     return max((value for value in values if not math.isnan(value)), default=None)
+
+
+def _straggler(
+    own: Sequence[float], host: Sequence[float], step: Sequence[float]
+) -> tuple[int, float] | None:
+    """The rank that came last to the reduction, and its own time over the median rank's.
+
+    None for a single rank, or where a rank did not tell.
+    """
+    times = list(own)
+    if any(map(math.isnan, times)):
+        computed = min(whole - outside for whole, outside in zip(step, host, strict=True))
+        times = [outside + computed for outside in host]
+    if len(times) < 2 or any(map(math.isnan, times)):
+        return None
+    typical = statistics.median_low(times)
+    slowest = max(times)
+    return (times.index(slowest), slowest / typical) if typical > 0 else None
 
 
 def _fullest(used: Sequence[float], total: Sequence[float]) -> tuple[int | None, int | None]:

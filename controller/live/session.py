@@ -25,17 +25,18 @@ from mindtune.controller.live.state import ControllerState, describe_resume, sav
 from mindtune.controller.live.step_adapter import StepAdapter
 from mindtune.controller.live.timing import StepTimer
 from mindtune.controller.live.trial_report import TrialReport
+from mindtune.controller.live.unobserved import hang_finding, hidden_steps_finding
 from mindtune.controller.live.watchdog import Hang, Phase, Watchdog
 from mindtune.controller.live.workload import Workload
 from mindtune.controller.records import Recorder
 from mindtune.policies.decisions import Advise
 from mindtune.policies.engine import Engine
 from mindtune.policies.facts import RunFacts
-from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
 
 if TYPE_CHECKING:
     from mindtune.controller.live.faults.planted import PlantedFaults
+    from mindtune.controller.live.model_signals import ModelSignals
 
 __all__ = ["LiveSession"]
 
@@ -55,6 +56,7 @@ class LiveSession:
         trial: The trial that this process is a part of; None in a run.
         alerts: What tells people; None on all ranks but the first, and where nobody is told.
         faults: Faults that are planted on purpose; None: none are.
+        model_signals: What looks inside the model; None: nothing does.
         clock: Monotonic time in seconds.
     """
 
@@ -70,6 +72,7 @@ class LiveSession:
         trial: TrialReport | None = None,
         alerts: RunAlerts | None = None,
         faults: PlantedFaults | None = None,
+        model_signals: ModelSignals | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -80,6 +83,7 @@ class LiveSession:
         self._trial = trial
         self._alerts = alerts
         self._faults = faults
+        self._model_signals = model_signals
         self._timer = StepTimer(clock)
         self._probe = SamplingThread(choose_probe(self._machine.device).probe)
         self._sensors = Sensors(
@@ -121,6 +125,9 @@ class LiveSession:
         if self._adapter.snapshots is not None:
             saved = None if resumed is None else resumed.snapshots
             self._adapter.snapshots.begin(self.step, saved=saved)
+        self._adapter.watch_own_time(self._timer.gradients_ready)
+        if self._model_signals is not None:
+            self._model_signals.begin(step=self.step, exclude=self._timer.exclude)
         if self._adapter.unreachable:
             names = ", ".join(self._adapter.unreachable)
             reached = ", ".join(sorted(self._adapter.actuators.reachable)) or "none"
@@ -142,6 +149,7 @@ class LiveSession:
         tokens: int | None = None,
         waited: bool = True,
         saves: bool = False,
+        batch: Any = None,
     ) -> None:
         """The data of the next call is there; see `Sensors.begin_call`.
 
@@ -152,16 +160,21 @@ class LiveSession:
             waited: As there.
             saves: Whether a checkpoint is written before the next call: a silence of that length
                 is no hang.
+            batch: What the call is given, for the model's own function.
         """
         if self._faults is not None:
             self._faults.wait_for_data(self.step + 1)
         compiles = self._sensors.begin_call(
             shapes=shapes, samples=samples, tokens=tokens, waited=waited
         )
+        samples = self._model_signals is not None and self._model_signals.samples(self.step + 1)
         self._phase = "save" if saves else "train"
-        self._heartbeat("compile" if compiles else self._phase)
+        # The first sample compiles as well, and none can take longer than a compile may.
+        self._heartbeat("compile" if compiles or samples else self._phase)
         if self._faults is not None:
             self._faults.enter_step()
+        if self._model_signals is not None:
+            self._model_signals.begin_call(self.step + 1, batch)
 
     def end_call(self, outputs: Any, *, num_steps: int = 1) -> Observation | None:
         """A call has returned.
@@ -174,12 +187,18 @@ class LiveSession:
         Returns:
             The row of the optimizer step that it completed; None while accumulating.
         """
+        if self._model_signals is not None:
+            self._model_signals.after_call()
         signals = self._sensors.end_call(outputs)
         recorded = None
         if signals is not None:
             self.step += num_steps
+            if self._model_signals is not None:
+                signals = self._model_signals.complete(
+                    self.step, signals, self.controller, self._recorder
+                )
             if num_steps > 1:
-                self._tell_hidden_steps(num_steps)
+                self.controller.report_once(hidden_steps_finding(self.step, num_steps))
             sensed = self._sensors.complete(signals, step=self.step, num_steps=num_steps)
             self._decide(sensed)
             recorded = sensed.recorded
@@ -250,6 +269,9 @@ class LiveSession:
             error = failure
             raise
         finally:
+            if self._model_signals is not None:
+                self._model_signals.end()
+            self._adapter.watch_own_time(None)
             if self._watchdog is not None:
                 self._watchdog.stop()
             self._probe.stop()
@@ -311,20 +333,6 @@ class LiveSession:
         if self._watchdog is not None:
             self._watchdog.heartbeat(self.step, phase)
 
-    def _tell_hidden_steps(self, num_steps: int) -> None:
-        self.controller.report_once(
-            Finding(
-                step=self.step,
-                last_step=self.step,
-                kind=FindingKind.HIDDEN_STEPS,
-                severity=Severity.WARNING,
-                message=f"one call runs {num_steps} optimizer steps on the device (data sinking), "
-                f"so {num_steps - 1} of {num_steps} steps stay unseen and no policy can act "
-                "within them; train with dataset_sink_mode=False or sink_size=1",
-                evidence={"steps_per_call": num_steps},
-            )
-        )
-
     def _make_watchdog(self) -> Watchdog | None:
         section = self._settings.watchdog
         if not section.enabled:
@@ -338,16 +346,7 @@ class LiveSession:
 
     def _hang(self, hang: Hang) -> None:
         """Take in a hang; called from the watchdog's thread."""
-        self.controller.report(
-            Finding(
-                step=hang.step,
-                last_step=hang.step,
-                kind=FindingKind.HANG,
-                severity=Severity.CRITICAL,
-                message=hang.message(),
-                evidence={"stalled_s": hang.stalled_s, "limit_s": hang.limit_s},
-            )
-        )
+        self.controller.report(hang_finding(hang))
         if self._settings.watchdog.exit_on_hang:
             self._leave_result(TimeoutError(hang.message()), {})
             if self._alerts is not None:

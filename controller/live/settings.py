@@ -67,6 +67,13 @@ class RewindSection(ContractModel):
     """Most host memory per rank for all copies; where they need more, none is kept."""
 
 
+class ModelSignalsSection(ContractModel):
+    """Looks inside the model; see `model_signals`."""
+
+    every: int = Field(default=0, ge=0, strict=True)
+    """Optimizer steps from sample to sample; 0: off, and nothing is compiled for it."""
+
+
 class LiveConfig(ContractModel):
     """Keys that a dict or file may hold where it is no whole best config."""
 
@@ -81,6 +88,7 @@ class LiveConfig(ContractModel):
     rewind: RewindSection = RewindSection()
     alerts: AlertsSection | None = None
     """Who is told what; null: nobody."""
+    model_signals: ModelSignalsSection = ModelSignalsSection()
     max_num_microbatches: int | None = Field(default=None, ge=1)
     """Most micro-batches per optimizer step that the batch policy may ask for."""
     faults: tuple[AnyFault, ...] = ()
@@ -98,6 +106,9 @@ class LiveSettings:
     rewind: RewindSection = field(default_factory=RewindSection)
     alerts: AlertsSection | None = None
     """Who is told what; None: nobody, as in a trial."""
+    sample_every: int = 0
+    """Optimizer steps from one sample of model signals to the next; 0: none, and in a trial, whose
+    steps are timed."""
     max_num_microbatches: int | None = None
     faults: tuple[AnyFault, ...] = ()
     out_dir: Path | None = None
@@ -161,6 +172,7 @@ def load_settings(
         watchdog=shared.watchdog or WatchdogSection(),
         rewind=live.rewind,
         alerts=None if trial_dir else shared.alerts,
+        sample_every=0 if trial_dir else live.model_signals.every,
         max_num_microbatches=live.max_num_microbatches,
         faults=faults,
         out_dir=Path(out_dir) if out_dir else None,

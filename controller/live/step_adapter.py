@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mindtune.controller.live.actuators import Actuators, UpdateStepActuators
+from mindtune.controller.live.hooks import GradientClock
 from mindtune.controller.live.sensors import StepSignals
 from mindtune.controller.live.snapshots import Snapshots
 from mindtune.policies.facts import RunFacts
@@ -59,6 +60,12 @@ class StepAdapter(Protocol):
 
     def send_host_signals(self, row: Sequence[float]) -> None:
         """Give the numbers that the next optimizer step brings to all ranks."""
+
+    def watch_own_time(self, gradients_ready: Callable[[], None] | None) -> None:
+        """Call this when a step's gradients are there, before they meet other ranks'.
+
+        None ends it. Where a step does not tell, nothing happens.
+        """
 
     def facts(
         self, *, micro_batch_size: int | None, max_num_microbatches: int | None, device: str
@@ -136,6 +143,15 @@ class OwnStep:
     def send_host_signals(self, row: Sequence[float]) -> None:
         """Give this rank's row to the step."""
         self._step.set_host_signals(row)
+
+    def watch_own_time(self, gradients_ready: Callable[[], None] | None) -> None:
+        """Look where several ranks take part and the step runs as two graphs anyway."""
+        if self._step.layout.world_size == 1:
+            return
+        hooks = self._step.gradient_hooks
+        hooks[:] = [hook for hook in hooks if not isinstance(hook, GradientClock)]
+        if gradients_ready is not None:
+            hooks.append(GradientClock(self._step, gradients_ready))
 
     def facts(
         self, *, micro_batch_size: int | None, max_num_microbatches: int | None, device: str

@@ -17,6 +17,10 @@ class StepTiming(NamedTuple):
     data_time_s: float | None
     """Of it, between the end of one call of the step and the beginning of the next; None: the
     beginning of a call was not seen."""
+    own_time_s: float | None
+    """Of it, everything up to where the gradients of this process were there; None: not told."""
+    host_time_s: float
+    """Of it, everything outside of the calls: waiting for data, callbacks, the controller."""
 
 
 class StepTimer:
@@ -44,6 +48,9 @@ class StepTimer:
         self._call_end_s = now_s
         self._data_s = 0.0
         self._data_known = True
+        self._call_begin_s = now_s
+        self._calls_s = 0.0
+        self._own_s: float | None = None
         self._paused_s = 0.0
         self._paused_in_wait_s = 0.0
         self._pause_begin_s: float | None = None
@@ -55,7 +62,8 @@ class StepTimer:
 
     def begin_call(self, *, waited: bool = True) -> None:
         """The data of a call is there; `waited` False: nobody knows since when."""
-        waited_s = self._clock() - self._wait_begin_s - self._paused_in_wait_s
+        self._call_begin_s = self._clock()
+        waited_s = self._call_begin_s - self._wait_begin_s - self._paused_in_wait_s
         self._data_s += max(0.0, waited_s)
         self._data_known = self._data_known and waited
         self._paused_in_wait_s = 0.0
@@ -63,7 +71,17 @@ class StepTimer:
     def end_call(self) -> None:
         """A call has returned."""
         self._call_end_s = self._clock()
+        self._calls_s += self._call_end_s - self._call_begin_s
         self._wait_begin_s = self._call_end_s
+
+    def exclude(self, seconds: float) -> None:
+        """Take seconds out of the call in progress: spent on what is no part of the step."""
+        self._paused_s += seconds
+        self._calls_s -= seconds
+
+    def gradients_ready(self) -> None:
+        """The gradients of this process are there; what follows waits for others."""
+        self._own_s = self._clock() - self._step_begin_s - self._paused_s
 
     def leave(self) -> None:
         """The controller's own work is done; what follows is waiting."""
@@ -73,11 +91,15 @@ class StepTimer:
         """Return the times of the optimizer step that the newest call completed."""
         step_s = self._call_end_s - self._step_begin_s - self._paused_s
         data_s = min(self._data_s, step_s) if self._data_known else None
+        own_s = None if self._own_s is None else max(0.0, self._own_s)
+        host_s = max(0.0, step_s - self._calls_s)
         self._data_known = True
         self._step_begin_s = self._call_end_s
         self._data_s = 0.0
+        self._calls_s = 0.0
+        self._own_s = None
         self._paused_s = 0.0
-        return StepTiming(step_time_s=max(0.0, step_s), data_time_s=data_s)
+        return StepTiming(max(0.0, step_s), data_s, own_s, host_s)
 
     def pause(self) -> None:
         """Something that is no training begins; a second pause in a row changes nothing."""

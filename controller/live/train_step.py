@@ -74,6 +74,7 @@ class TrainStep(UpdateStep):
         )
         self.network = network
         self.network.set_grad()
+        self.fuses_gradients = True
         self._gradients = _Gradients(network, tuple(optimizer.parameters), self.update.loss_scale)
         self._fused = _FusedStep(self._gradients, self.update)
         self._weigh = _Weigh()

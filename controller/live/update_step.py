@@ -85,6 +85,7 @@ class UpdateStep(nn.Cell):
         self.optimizer_steps = 0
         self.last_report: StepReport | None = None
         self.gradient_hooks: list[GradientHook] = []
+        self.fuses_gradients = False
         self.loss_scale_managed_by_policy = False
         self._loss_scale_rule = _loss_scale_rule(loss_scale)
         self._uses_loss_scale = loss_scale is not None

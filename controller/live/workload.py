@@ -23,6 +23,8 @@ class Workload:
         peak_flops: Peak of one device in FLOP/s.
         effective: Returns knobs read back from the running program, by their canonical names.
         eval_fn: Returns the validation loss; called once at the end, on every rank.
+        model_signals: Takes a batch as the network does and returns named arrays from inside the
+            model, such as `attention_entropy`; called on every rank in sampled steps.
 
     Raises:
         ConfigError: A number is not positive, or the shape is not valid.
@@ -36,6 +38,7 @@ class Workload:
         peak_flops: float | None = None,
         effective: Callable[[], Mapping[str, Any]] | None = None,
         eval_fn: Callable[[], float] | None = None,
+        model_signals: Callable[..., Mapping[str, Any]] | None = None,
     ) -> None:
         for name, value in (("tokens_per_sample", tokens_per_sample), ("peak_flops", peak_flops)):
             if value is not None and not value > 0:
@@ -44,6 +47,7 @@ class Workload:
         self.peak_flops = peak_flops
         self.effective = effective
         self.eval_fn = eval_fn
+        self.model_signals = model_signals
         self._flops_per_token: float | None = None
         if model is not None:
             section = parse(ModelSection, dict(model), source="model")

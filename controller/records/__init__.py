@@ -7,17 +7,23 @@ from mindtune.controller.records.decision_log import (
     merge_decisions,
     read_decisions,
 )
+from mindtune.controller.records.model_signal_log import (
+    ModelSignalWriter,
+    read_model_signals,
+)
 from mindtune.controller.records.recorder import Recorder
 from mindtune.controller.records.run_folder import RunFolder, new_run_folder
 from mindtune.controller.records.signal_writer import SignalWriter, read_signals
 
 __all__ = [
     "DecisionWriter",
+    "ModelSignalWriter",
     "Recorder",
     "RunFolder",
     "SignalWriter",
     "merge_decisions",
     "new_run_folder",
     "read_decisions",
+    "read_model_signals",
     "read_signals",
 ]

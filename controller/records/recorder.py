@@ -6,9 +6,15 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from mindtune.controller.contract import DecisionRecord, Document, write_json
+from mindtune.controller.contract import (
+    DecisionRecord,
+    Document,
+    ModelSignalRecord,
+    write_json,
+)
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.records.decision_log import DecisionWriter
+from mindtune.controller.records.model_signal_log import ModelSignalWriter
 from mindtune.controller.records.run_folder import RunFolder
 from mindtune.controller.records.signal_writer import SignalWriter
 from mindtune.policies.signals import Observation
@@ -34,6 +40,7 @@ class Recorder:
         self.folder = folder
         self._signals = SignalWriter(folder.signals)
         self._decisions = DecisionWriter(folder.decisions)
+        self._model_signals: ModelSignalWriter | None = None
         self._said: set[str] = set()
 
     @property
@@ -57,6 +64,13 @@ class Recorder:
         with self.surviving("decisions"):
             self._decisions.write(record)
 
+    def model_signals(self, record: ModelSignalRecord) -> None:
+        """Append a sample from inside the model, at once; the file is made with the first."""
+        with self.surviving("model signals"):
+            if self._model_signals is None:
+                self._model_signals = ModelSignalWriter(self.folder.model_signals)
+            self._model_signals.write(record)
+
     def flush(self) -> None:
         """Hand everything to the operating system."""
         with self.surviving("signals"):
@@ -73,6 +87,9 @@ class Recorder:
             self._signals.close()
         with self.surviving("decisions"):
             self._decisions.close()
+        if self._model_signals is not None:
+            with self.surviving("model signals"):
+                self._model_signals.close()
 
     @contextmanager
     def surviving(self, what: str) -> Iterator[None]:

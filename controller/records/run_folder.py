@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from mindtune.controller.contract import DecisionRecord, RunResult
+from mindtune.controller.contract import DecisionRecord, ModelSignalRecord, RunResult
 from mindtune.controller.errors import ConfigError
 
 __all__ = ["RunFolder", "new_run_folder"]
@@ -27,6 +27,11 @@ class RunFolder:
     def decisions(self) -> Path:
         """The decision log, one JSON object per line."""
         return self.path / DecisionRecord.FILE
+
+    @property
+    def model_signals(self) -> Path:
+        """Sampled signals from inside the model, one JSON object per line; absent if off."""
+        return self.path / ModelSignalRecord.FILE
 
     @property
     def result(self) -> Path:

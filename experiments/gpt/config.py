@@ -154,6 +154,8 @@ class OutputConfig(ContractModel):
     dir: str | None = None
     """Folder for the records, relative to the working directory; null: a new one under
     mindtune_runs."""
+    model_signals_every: int = Field(0, ge=0, strict=True)
+    """Steps from one sample of model signals to the next, in a run of its own; 0: none."""
 
 
 class PoisonConfig(ContractModel):

@@ -34,6 +34,8 @@ __all__ = ["Block", "Gpt", "GptLoss"]
 # num_layers).
 _INIT_STD = 0.02
 _MASKED = -1.0e9
+# Of a weight of 0 the logarithm counts nothing; it only has to be finite.
+_TINY = 1.0e-30
 
 
 def _normal(generator: np.random.Generator, shape: tuple[int, ...], std: float) -> FloatArray:
@@ -97,6 +99,11 @@ class _Attention(nn.Cell):
 
     def construct(self, x: Any) -> Any:
         """Mix positions: `[batch, length, hidden_size]` to the same."""
+        weights, value = self.attend(x)
+        return self.mix(weights, value)
+
+    def attend(self, x: Any) -> Any:
+        """Return the attention weights `[batch, heads, length, length]` and the values."""
         batch, length, size = x.shape
         local = self.heads * self.head_size
         weight = self.cast(self.qkv_weight, self.dtype).reshape(3 * local, size)
@@ -106,7 +113,13 @@ class _Attention(nn.Cell):
         qkv = qkv.reshape(batch, length, 3, self.heads, self.head_size).transpose(2, 0, 3, 1, 4)
         query, key, value = qkv[0], qkv[1], qkv[2]
         scores = ops.matmul(query * self.scale, key.swapaxes(-1, -2))
-        weights = ops.softmax(ops.cast(scores, ms.float32) + self.mask, -1)
+        return ops.softmax(ops.cast(scores, ms.float32) + self.mask, -1), value
+
+    def mix(self, weights: Any, value: Any) -> Any:
+        """Return the output for given weights and values."""
+        batch, _, length, _ = value.shape
+        local = self.heads * self.head_size
+        size = self.out_bias.shape[0]
         mixed = ops.matmul(ops.cast(weights, self.dtype), value)
         mixed = mixed.transpose(0, 2, 1, 3).reshape(batch * length, local)
         out = ops.matmul(mixed, self.cast(self.out_weight, self.dtype).reshape(local, size))
@@ -161,6 +174,17 @@ class Block(nn.Cell):
         x = x + self.attention(self.attention_norm(x))
         return x + self.mlp(self.mlp_norm(x))
 
+    def look_inside(self, x: Any) -> Any:
+        """Return the block's output and the attention entropy of each head of this rank.
+
+        The entropy is in nats, the mean over samples and queries of that of the weights of a query
+        (Zhai et al., arXiv:2303.06296, section 3).
+        """
+        weights, value = self.attention.attend(self.attention_norm(x))
+        entropy = -ops.sum(weights * ops.log(weights + _TINY), -1).mean(axis=(0, 2))
+        x = x + self.attention.mix(weights, value)
+        return x + self.mlp(self.mlp_norm(x)), entropy
+
 
 class Gpt(nn.Cell):
     """Bytes `[batch, length]` (int32) to logits `[batch, length, 256]` (float32).
@@ -205,11 +229,20 @@ class Gpt(nn.Cell):
 
     def construct(self, tokens: Any) -> Any:
         """Return the logits of every next byte."""
-        batch, length = tokens.shape
-        x = ops.gather(self.byte_embedding, tokens, 0) + self.position_embedding[:length]
-        x = ops.cast(x, self.dtype)
+        x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
+        return self.predict(x)
+
+    def embed(self, tokens: Any) -> Any:
+        """Return what the first block is given, `[batch, length, hidden_size]`."""
+        length = tokens.shape[1]
+        x = ops.gather(self.byte_embedding, tokens, 0) + self.position_embedding[:length]
+        return ops.cast(x, self.dtype)
+
+    def predict(self, x: Any) -> Any:
+        """Return the logits that follow from the output of a block."""
+        batch, length, _ = x.shape
         x = self.final_norm(x).reshape(batch * length, -1)
         logits = ops.matmul(x, ops.cast(self.head_weight, self.dtype))
         return ops.cast(logits, ms.float32).reshape(batch, length, VOCAB_SIZE)
@@ -229,8 +262,35 @@ class GptLoss(nn.Cell):
 
     def construct(self, tokens: Any, weights: Any) -> Any:
         """Return the weighted mean loss of a micro-batch."""
-        batch, length = tokens.shape
-        logits = self.backbone(tokens[:, : length - 1]).reshape(batch * (length - 1), VOCAB_SIZE)
-        targets = tokens[:, 1:].reshape(batch * (length - 1))
-        losses = self.cross_entropy(logits, targets).reshape(batch, length - 1)
+        length = tokens.shape[1]
+        losses = self._losses(self.backbone(tokens[:, : length - 1]), tokens)
         return (losses.mean(axis=1) * weights).mean()
+
+    def look_inside(self, tokens: Any) -> Any:
+        """Return attention entropies, the loss after each block, and the token confidence.
+
+        Args:
+            tokens: As for `construct`.
+
+        Returns:
+            Float32 `[layers, heads of this rank]`, `[layers]` and a scalar.
+        """
+        length = tokens.shape[1]
+        x = self.backbone.embed(tokens[:, : length - 1])
+        entropies: Any = ()
+        losses: Any = ()
+        logits = None
+        for block in self.backbone.blocks:
+            x, entropy = block.look_inside(x)
+            logits = self.backbone.predict(x)
+            entropies += (entropy,)
+            losses += (self._losses(logits, tokens).mean(),)
+        confidence = ops.softmax(logits, -1).max(axis=-1).mean()
+        return ops.stack(entropies), ops.stack(losses), confidence
+
+    def _losses(self, logits: Any, tokens: Any) -> Any:
+        """Return the loss of every predicted byte, `[batch, seq_length]`."""
+        batch, length = tokens.shape
+        targets = tokens[:, 1:].reshape(batch * (length - 1))
+        flat = logits.reshape(batch * (length - 1), VOCAB_SIZE)
+        return self.cross_entropy(flat, targets).reshape(batch, length - 1)

@@ -15,6 +15,7 @@ from mindspore import Callback, Model
 from mindtune.controller import TuneCallback
 from mindtune.controller.contract import ENV_CONFIG
 from mindtune.experiments.gpt.effective import effective_knobs
+from mindtune.experiments.gpt.model_signals import GptSignals
 from mindtune.experiments.gpt.shape import model_shape
 from mindtune.experiments.gpt.training import Training, build_training
 
@@ -50,7 +51,9 @@ def train(config: GptConfig, context: TrialContext | None) -> None:
 def _tune_callback(training: Training) -> TuneCallback:
     config = training.config
     # A launcher that names a config or a folder in the environment wins over ours.
-    own = {} if config.output.dir is None else {"out_dir": config.output.dir}
+    own: dict[str, Any] = {"model_signals": {"every": config.output.model_signals_every}}
+    if config.output.dir is not None:
+        own["out_dir"] = config.output.dir
     return TuneCallback(
         None if os.environ.get(ENV_CONFIG) else own,
         tokens_per_sample=config.model.seq_length,
@@ -61,6 +64,7 @@ def _tune_callback(training: Training) -> TuneCallback:
             dataset=training.dataset,
         ),
         eval_fn=training.evaluate if config.training.eval_at_end else None,
+        model_signals=GptSignals(training.network, training.ranks),
     )
 
 

@@ -98,6 +98,8 @@ class ControlledStep(Runner):
         mode: Of the policies.
         config: Of the workload.
         folder: For the records.
+        sample_every: Steps from one sample of model signals to the next; 0: none.
+        model_signals: The model's own function for them.
     """
 
     def __init__(
@@ -107,17 +109,22 @@ class ControlledStep(Runner):
         mode: Literal["observe", "act"],
         config: GptConfig,
         folder: Path,
+        sample_every: int = 0,
+        model_signals: Callable[..., Mapping[str, Any]] | None = None,
     ) -> None:
         super().__init__(lambda batch: float(step(*batch).asnumpy()))
         self.folder = RunFolder(folder)
         self.num_actions = 0
         """Granted so far: above 0 the compared steps no longer do the same."""
         self.train_step = step
-        self._settings = load_settings({"mode": mode, "out_dir": str(folder)}, {})
+        self._settings = load_settings(
+            {"mode": mode, "out_dir": str(folder), "model_signals": {"every": sample_every}}, {}
+        )
         self._workload = Workload(
             tokens_per_sample=config.model.seq_length,
             model=model_shape(config.model),
             peak_flops=1e12,
+            model_signals=model_signals,
         )
         self._session: LiveSession | None = None
         self._state: ControllerState | None = None
@@ -141,7 +148,9 @@ class ControlledStep(Runner):
         """Train on one batch, observed, decided on and recorded."""
         session = self._opened()
         facts = batch_facts(batch)
-        session.begin_call(shapes=facts.shapes, samples=facts.samples, tokens=facts.tokens)
+        session.begin_call(
+            shapes=facts.shapes, samples=facts.samples, tokens=facts.tokens, batch=batch
+        )
         outputs = self.train_step(*batch)
         session.end_call(outputs)
         return float(outputs.asnumpy())

@@ -19,7 +19,7 @@ from mindtune.experiments.overhead.cells import Batch, ControlledStep, Runner, b
 from mindtune.experiments.overhead.copies import copy_times
 from mindtune.experiments.overhead.costs import CopyTimes
 
-__all__ = ["Alternation", "alternate", "step_times"]
+__all__ = ["Alternation", "Rounds", "alternate", "step_times", "training_batches"]
 
 _NUM_BATCHES = 32
 _CLIP_NORM = 1.0
@@ -59,7 +59,7 @@ def step_times(
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(config.training.seed)
     runners = build_runners(config, clip_norm=_CLIP_NORM, records=records)
-    batches = _batches(config)
+    batches = training_batches(config)
     for name, runner in runners.items():
         begin_s = time.perf_counter()
         runner.open()
@@ -124,7 +124,8 @@ def _turn(runner: Runner, batches: Sequence[Batch], start: int, block: int) -> l
     return seconds[1:]
 
 
-def _batches(config: GptConfig) -> list[Batch]:
+def training_batches(config: GptConfig) -> list[Batch]:
+    """Return the first batches of the workload's training data."""
     corpus = Corpus.load("train", cache=True)
     order = SampleOrder((len(corpus) - 1) // config.model.seq_length, config.training.seed)
     source = MicroBatches(corpus, order, config, _NUM_BATCHES)

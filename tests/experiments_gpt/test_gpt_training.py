@@ -154,6 +154,42 @@ def test_the_knobs_read_back_are_those_asked_for(one_rank, name, expected):
     assert one_rank[name]["mode"] == ("pynative" if name == "pynative" else "graph")
 
 
+def _assert_plausible(signals):
+    entropy = signals["attention_entropy"]
+    assert [len(heads) for heads in entropy] == [4, 4]
+    # A query at position t sees t + 1 bytes.
+    most = sum(math.log(t + 1) for t in range(32)) / 32
+    assert all(0 < value < most for heads in entropy for value in heads)
+    assert 1 / 256 < signals["token_confidence"] < 1
+    assert len(signals["layer_losses"]) == 2
+    assert signals["layer_losses"][-1] == pytest.approx(signals["loss"], rel=1e-5)
+
+
+@pytest.mark.mindspore
+@pytest.mark.parametrize("name", ["interval", "pynative"])
+def test_the_model_tells_what_is_inside(one_rank, name):
+    signals = one_rank[name]["signals"]
+    _assert_plausible(signals)
+    assert signals["attention_entropy"][0] == pytest.approx(signals["block_0"], rel=1e-4)
+
+
+@pytest.mark.mindspore
+@pytest.mark.msrun
+@pytest.mark.parametrize("name", ["data", "tensor"])
+def test_two_ranks_tell_what_one_does(one_rank, two_ranks, name):
+    reference = one_rank["interval"]["signals"]
+    for result in (ranks[name]["signals"] for ranks in two_ranks):
+        _assert_plausible(result)
+        for layer in (0, 1):
+            assert result["attention_entropy"][layer] == pytest.approx(
+                reference["attention_entropy"][layer], rel=1e-3
+            )
+        assert result["layer_losses"] == pytest.approx(reference["layer_losses"], rel=1e-3)
+        assert result["token_confidence"] == pytest.approx(reference["token_confidence"], rel=1e-3)
+    first, second = (ranks[name]["signals"] for ranks in two_ranks)
+    assert first["attention_entropy"] == second["attention_entropy"]
+
+
 @pytest.mark.mindspore
 def test_float16_trains_close_to_float32(one_rank):
     half, full = one_rank["float16"], one_rank["base"]

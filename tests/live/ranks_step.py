@@ -15,8 +15,10 @@ from step_toys import Net, arrays, batch, poisoned, state
 
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.layout import ParallelLayout
+from mindtune.controller.live.model_signals import ModelSignals
 from mindtune.controller.live.packed import NUM_HOST_SIGNALS
 from mindtune.controller.live.ranks import JobRank, equal_on_all_ranks
+from mindtune.controller.live.sensors import StepSignals
 from mindtune.controller.live.snapshot_storage import MemoryStorage, changed_by_updates
 from mindtune.controller.live.snapshots import Snapshots
 from mindtune.controller.live.train_step import TrainStep
@@ -153,6 +155,17 @@ def host_signals(step):
     return [list(map(repr, row)) for row in step.last_report.rank_rows]
 
 
+def sampled(step, data):
+    """One more step, looked into."""
+    look = ModelSignals(every=1, step=step, function=None)
+    look.begin(step=0, exclude=lambda _seconds: None)
+    step(*data)
+    look.after_call()
+    sample = look.take(1, StepSignals.from_report(step.last_report), run=0)
+    look.end()
+    return sample.record.to_plain() | {"norm": step.last_report.grad_norm}
+
+
 def live_ratio():
     net = Net()
     sgd = nn.SGD(net.trainable_params(), 1.0)
@@ -246,6 +259,7 @@ def tensor_parallel():
         split(*batch(index))
         ours, theirs = split.last_report, one.last_report
         pairs.append([ours.loss, theirs.loss, ours.grad_norm, theirs.grad_norm, ours.clip_factor])
+    looks = [sampled(step, batch(STEPS)) for step in (one, split)]
     refused = []
     for unmarked in ({}, {"num_sharded_parameters": 3}):
         other = SplitNet(mark=False)
@@ -255,6 +269,7 @@ def tensor_parallel():
             refused.append(f"{type(error).__name__}: {error}")
     return {
         "pairs": pairs,
+        "sampled": looks,
         "bias": split_net.second_bias.asnumpy().tobytes().hex(),
         "refused": refused,
     }
@@ -268,6 +283,8 @@ def main(folder):
     for compression in ("none", "float16", "topk:1.0", "topk:0.1"):
         step, seen[compression] = trained(compression)
         seen[compression]["poison"] = with_poison(step)
+        if compression == "none":
+            seen["sampled"] = sampled(step, own_batch(93))
         seen[compression]["enormous"] = with_enormous(step)
         seen[compression]["returned"] = returned(step)
     seen["host_signals"] = host_signals(step)

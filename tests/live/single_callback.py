@@ -18,6 +18,7 @@ import mindspore.dataset as ds
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.train import Callback, CheckpointConfig, Model, ModelCheckpoint
+from single_model_signals import model_signals  # noqa: F401 - a scenario, found by its name
 from step_toys import FEATURES, Net
 
 from mindtune.controller import TrainStep, TuneCallback, tune_loop

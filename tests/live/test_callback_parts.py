@@ -68,9 +68,9 @@ def run_call(timer, clock, **times):
 def test_a_step_lasts_from_end_to_end_and_waits_from_leave_to_begin(clock):
     timer = StepTimer(clock)
     for _ in call(timer, clock, wait_s=3, run_s=10, own_s=1):
-        assert timer.lap() == (13, 3)
+        assert timer.lap()[:2] == (13, 3)
     for _ in call(timer, clock, wait_s=2, run_s=5):
-        assert timer.lap() == (8, 2)
+        assert timer.lap()[:2] == (8, 2)
     assert timer.elapsed_s == 21
 
 
@@ -79,7 +79,7 @@ def test_micro_batches_sum_to_one_step(clock):
     run_call(timer, clock, wait_s=1, run_s=4)
     run_call(timer, clock, wait_s=2, run_s=4)
     for _ in call(timer, clock, wait_s=3, run_s=4):
-        assert timer.lap() == (18, 6)
+        assert timer.lap()[:2] == (18, 6)
 
 
 def test_a_pause_counts_neither_as_step_nor_as_waiting(clock):
@@ -92,7 +92,7 @@ def test_a_pause_counts_neither_as_step_nor_as_waiting(clock):
     timer.resume()
     timer.resume()
     for _ in call(timer, clock, wait_s=2, run_s=1):
-        assert timer.lap() == (3, 2)
+        assert timer.lap()[:2] == (3, 2)
 
 
 def test_without_a_seen_beginning_the_waiting_is_unknown_for_that_step_alone(clock):
@@ -101,15 +101,38 @@ def test_without_a_seen_beginning_the_waiting_is_unknown_for_that_step_alone(clo
     timer.begin_call(waited=False)
     clock.now += 1
     timer.end_call()
-    assert timer.lap() == (6, None)
+    assert timer.lap()[:2] == (6, None)
     for _ in call(timer, clock, wait_s=2, run_s=1):
-        assert timer.lap() == (3, 2)
+        assert timer.lap()[:2] == (3, 2)
+
+
+def test_own_time_ends_where_the_gradients_are_there_and_sampling_counts_for_nothing(clock):
+    timer = StepTimer(clock)
+    run_call(timer, clock, wait_s=1, run_s=4, own_s=0.5)
+    clock.now += 2
+    timer.begin_call()
+    clock.now += 3
+    timer.exclude(3)  # the model's own function
+    clock.now += 4
+    timer.gradients_ready()
+    clock.now += 5  # the others are waited for
+    clock.now += 6
+    timer.exclude(6)
+    timer.end_call()
+    timing = timer.lap()
+    assert timing.step_time_s == 1 + 4 + 0.5 + 2 + 4 + 5
+    assert timing.own_time_s == 1 + 4 + 0.5 + 2 + 4
+    assert timing.host_time_s == 1 + 0.5 + 2
+    assert timing.data_time_s == 1 + 2
+    for _ in call(timer, clock, wait_s=1, run_s=1):
+        timing = timer.lap()
+    assert (timing.step_time_s, timing.own_time_s, timing.host_time_s) == (2, None, 1)
 
 
 # Sensors --------------------------------------------------------------------------------------
 
 
-def test_host_signals_travel_as_eight_numbers_and_back():
+def test_host_signals_travel_as_one_row_and_back():
     sent = HostSignals(
         step_time_s=0.5,
         data_time_s=0.25,
@@ -122,8 +145,33 @@ def test_host_signals_travel_as_eight_numbers_and_back():
         ),
         memory_allocated_bytes=2**29,
     )
+    # Own times become the straggler, which a single rank is not.
+    assert reduce_rows([replace(sent, own_time_s=0.25, host_time_s=0.125).to_row()]) == sent
     assert len(sent.to_row()) == NUM_HOST_SIGNALS
     assert reduce_rows([sent.to_row()]) == sent
+
+
+@pytest.mark.parametrize(
+    ("rows", "straggler"),
+    [
+        # (step, own, host): the slow rank's gradients are there last.
+        ([(4.0, 1.0, 0.5), (4.0, 3.0, 0.5), (4.0, 1.5, 0.5), (4.0, 1.0, 0.5)], (1, 3.0)),
+        # One graph: rank 2 waits 2 s for data, the others 2 s inside their call.
+        ([(3.0, None, 0.0), (3.0, None, 0.0), (3.0, None, 2.0)], (2, 3.0)),
+        # Of two ranks the other one is the measure.
+        ([(2.0, 2.0, 0.1), (2.0, 1.0, 0.1)], (0, 2.0)),
+        # A rank that tells less than the others takes all to what all tell.
+        ([(3.0, 2.5, 0.0), (3.0, None, 2.0)], (1, 3.0)),
+        ([(2.0, 1.0, 0.5)], None),
+        ([(2.0, 1.0, 0.5), (None, None, None)], None),
+    ],
+)
+def test_the_straggler_is_the_rank_that_the_others_wait_for(rows, straggler):
+    told = [
+        HostSignals(step_time_s=step, own_time_s=own, host_time_s=host) for step, own, host in rows
+    ]
+    reduced = reduce_rows([one.to_row() for one in told])
+    assert (reduced.straggler_rank, reduced.straggler_ratio) == (straggler or (None, None))
 
 
 def test_what_no_rank_measured_is_none():

@@ -18,7 +18,7 @@ from mindtune.controller.live.controller import LiveController
 from mindtune.controller.live.layout import ParallelLayout
 from mindtune.controller.live.loss_scale import LossScale
 from mindtune.controller.live.observing import Machine
-from mindtune.controller.live.packed import StepReport
+from mindtune.controller.live.packed import NUM_HOST_SIGNALS, StepReport
 from mindtune.controller.live.sensors import HostSignals
 from mindtune.controller.live.session import LiveSession
 from mindtune.controller.live.settings import LiveSettings
@@ -72,7 +72,10 @@ class SimulatedStep:
         self.hooks_gradients = False
         self.last_report = None
         self.sent = None
-        self.rows = ((math.nan,) * 8,) * world_size
+        self.rows = ((math.nan,) * NUM_HOST_SIGNALS,) * world_size
+        self.gradient_hooks = []
+        self.fuses_gradients = True
+        self.hooks_gradients = False
 
     @property
     def next_loss_scale(self):
@@ -671,7 +674,7 @@ def test_on_several_ranks_times_are_those_of_the_step_before(run):
     assert (second.phase, second.step_time_s, second.data_time_s) == ("compile", 2.0, 0.25)
     # 8 samples of 4 tokens on 2 ranks in the step before, which took 2 s.
     assert (second.tokens, second.tokens_per_s) == (64, 32.0)
-    assert len(made.step.sent) == 8
+    assert len(made.step.sent) == NUM_HOST_SIGNALS
 
 
 # The rest --------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ HERE = Path(__file__).parent
 GRAPH = (
     "three_lines", "identical", "foreign", "foreign_knobs", "untouched_in_observe_mode", "resize",
     "guarded", "stopped", "crashed", "trial", "evaluated", "resumed", "twice", "ragged",
-    "host_cost",
+    "host_cost", "model_signals",
 )  # fmt: skip
-PYNATIVE = ("loop", "foreign_knobs", "guarded")
+PYNATIVE = ("loop", "foreign_knobs", "guarded", "model_signals")
 KNOBS_OF_OUR_STEP = ["clip_norm", "compression_ratio", "global_batch_size", "micro_batch_size",
                      "skip_threshold"]  # fmt: skip
 
@@ -370,3 +370,110 @@ def test_sigkill_in_mid_run_leaves_readable_records(tmp_path):
     read_decisions(table.with_name("decisions.jsonl"))
     assert not table.with_name("result.json").exists()
     assert math.isfinite(read_signals(table)[-1].observation.loss)
+
+
+# Inside the model ------------------------------------------------------------------------------
+
+
+def test_sampling_only_looks(both):
+    seen = both["model_signals"]
+    off, on, _ = seen["losses"]
+    assert len(off) == 12
+    assert on == off
+    assert seen["same_weights"]
+    assert seen["off_files"] == ["decisions.jsonl", "result.json", "signals.csv", "state"]
+
+
+def test_nothing_is_compiled_for_what_is_off(graph):
+    # In graph mode the two graphs of a sampled step are compiled once, with the first sample.
+    assert graph["model_signals"]["compiled"] == [0, 1]
+
+
+def test_samples_agree_with_the_weights_before_and_after(both):
+    seen = both["model_signals"]
+    assert [record["step"] for record in seen["records"]] == [3, 6, 9, 12]
+    for record in seen["records"]:
+        assert record["layers"] == ["first", "second"]
+        step = record["step"]
+        skipped = step == 6
+        assert record["update_skipped"] == skipped
+        layers = seen["expected"][str(step)]
+        for layer, (moved, weight, entries) in enumerate(layers):
+            assert record["weight_norms"][layer] == pytest.approx(weight, rel=1e-5)
+            # Plain SGD at a rate of 1/8 moves by an eighth of the gradient.
+            norm = record["gradient_norms"][layer]
+            assert moved == pytest.approx(0.0 if skipped else norm / 8, rel=1e-4)
+            assert record["update_ratios"][layer] == pytest.approx(moved / weight, rel=1e-4)
+            counts = record["gradient_counts"][layer]
+            assert len(counts) == len(record["log10_edges"]) + 1
+            others = record["gradient_zeros"][layer] + record["gradient_non_finite"][layer]
+            assert sum(counts) + others == entries
+            # Most entries lie within a factor of 100 below the root of their mean square.
+            top = math.floor(math.log10(norm / math.sqrt(entries))) + 12
+            assert sum(counts[top - 1 : top + 3]) > entries / 2
+        assert record["sample_time_s"] > 0
+
+
+def test_norms_of_the_layers_make_the_norms_of_the_step(both):
+    seen = both["model_signals"]
+    rows = {row[0]: row for row in seen["rows"]}
+    assert [step for step, row in rows.items() if row[3] is not None] == [3, 6, 9, 12]
+    for record in seen["records"]:
+        _, _, grad_norm, update_norm, _ = rows[record["step"]]
+        assert math.hypot(*record["gradient_norms"]) == pytest.approx(grad_norm, rel=1e-5)
+        moved = [moved for moved, _, _ in seen["expected"][str(record["step"])]]
+        assert update_norm == record["update_norm"]
+        assert update_norm == pytest.approx(math.hypot(*moved), rel=1e-4)
+    assert rows[6][3] == 0
+
+
+def test_the_layer_that_breaks_first_is_named(both):
+    seen = both["model_signals"]["spoilt"]
+    # 10: the step after the first overflow is looked at as well.
+    assert [record["step"] for record in seen["records"]] == [4, 8, 10, 12]
+    broken = [record["gradient_non_finite"] for record in seen["records"]]
+    assert broken == [[0, 0], [0, 0], [128, 0], [128, 0]]
+    advice = [entry for entry in seen["decisions"] if str(entry[1]).startswith("broken_gradient")]
+    assert len(advice) == 1
+    assert advice[0][:2] == [10, "broken_gradient:first"]
+    assert "1 of 2 layers" in advice[0][2]
+
+
+def test_a_missing_attention_entropy_is_said_once_with_the_remedy(both):
+    told = [
+        entry
+        for entry in both["model_signals"]["decisions"]
+        if entry[1] == "attention_entropy_missing"
+    ]
+    assert len(told) == 1
+    assert "model_signals=fn" in told[0][2]
+
+
+def test_the_models_own_function_is_asked_and_may_not_give_whole_maps(both):
+    seen = both["model_signals"]["functions"]
+    # 6 steps of 2 micro-batches: asked once in a sampled step.
+    assert seen["shapes"] == [[8, 8]] * 2
+    first, second = seen["records"]
+    assert (first["step"], second["step"]) == (3, 6)
+    assert first["attention_entropy"] == [[0.5, "nan"]]
+    assert first["token_confidence"] == 0.25
+    # Of the first of both micro-batches, with the weights that the step begins with.
+    assert first["layer_losses"] == [pytest.approx(seen["losses"][4], rel=1e-6)]
+    assert 0 < first["arrays"]["largest"] < 1
+    assert not [entry for entry in seen["decisions"] if entry[1] == "attention_entropy_missing"]
+    assert seen["refused"].startswith("ConfigError: maps of model_signals must have at most 2")
+    assert seen["hooks"] == 0
+
+
+def test_a_loss_without_weights_is_found(both):
+    seen = both["model_signals"]["untrained"]
+    assert seen["findings"]["no_trainable_parameters"] == 1
+    assert seen["steps"][:2] == [4, 5]
+
+
+def test_a_hand_written_loop_is_sampled_alike(both):
+    seen = both["model_signals"]["by_hand"]
+    (record,) = seen["records"]
+    assert (record["step"], record["arrays"]) == (3, {"rows": 8})
+    assert math.hypot(*record["gradient_norms"]) == pytest.approx(seen["rows"][2][2], rel=1e-5)
+    assert seen["rows"][2][3] == record["update_norm"] > 0

@@ -1,6 +1,7 @@
 """The training step on two ranks: one msrun job, many facts."""
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -9,6 +10,8 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+
+from mindtune.controller.live.packed import NUM_HOST_SIGNALS
 
 pytestmark = [pytest.mark.mindspore, pytest.mark.msrun]
 
@@ -132,7 +135,7 @@ def test_ranks_return_together_or_not_at_all(ranks, compression):
 
 
 def test_every_rank_hears_every_host(ranks):
-    nothing = ["nan"] * 6
+    nothing = ["nan"] * (NUM_HOST_SIGNALS - 2)
     assert ranks[0]["host_signals"] == [["10.0", "0.5", *nothing], ["11.0", "0.5", *nothing]]
     assert ranks[1]["host_signals"] == ranks[0]["host_signals"]
 
@@ -154,6 +157,28 @@ def test_a_split_net_is_clipped_by_the_norm_of_the_whole(ranks):
             assert norm == pytest.approx(whole_norm, rel=1e-6)
             assert factor == pytest.approx(0.2 / whole_norm, rel=1e-6)
     assert ranks[0]["tensor_parallel"]["bias"] == ranks[1]["tensor_parallel"]["bias"]
+
+
+def test_a_sample_sees_the_mean_gradient_of_all_ranks(ranks):
+    first, second = (seen["sampled"] for seen in ranks)
+    assert math.hypot(*first["gradient_norms"]) == pytest.approx(first["norm"], rel=1e-6)
+    for name in ("gradient_norms", "gradient_counts", "update_ratios", "update_norm"):
+        assert first[name] == second[name]
+
+
+def test_a_sample_counts_the_shards_of_all_ranks(ranks):
+    for seen in ranks:
+        whole, split = seen["tensor_parallel"]["sampled"]
+        assert whole["layers"] == ["first", "second"]
+        assert split["layers"] == ["first", "first_bias", "second", "second_bias"]
+        for layer, parts in ((0, (0, 1)), (1, (2, 3))):
+            norms = [split["gradient_norms"][part] for part in parts]
+            assert math.hypot(*norms) == pytest.approx(whole["gradient_norms"][layer], rel=1e-5)
+            weights = [split["weight_norms"][part] for part in parts]
+            assert math.hypot(*weights) == pytest.approx(whole["weight_norms"][layer], rel=1e-5)
+            counts = [sum(split["gradient_counts"][part]) for part in parts]
+            assert sum(counts) == sum(whole["gradient_counts"][layer])
+        assert split["update_norm"] == pytest.approx(whole["update_norm"], rel=1e-4)
 
 
 def test_unmarked_shards_are_refused(ranks):

@@ -1,0 +1,34 @@
+"""Findings that no observation shows, since no step brings them."""
+
+from __future__ import annotations
+
+from mindtune.controller.live.watchdog import Hang
+from mindtune.policies.findings import Finding, FindingKind, Severity
+
+__all__ = ["hang_finding", "hidden_steps_finding"]
+
+
+def hidden_steps_finding(step: int, num_steps: int) -> Finding:
+    """Return that one call runs `num_steps` steps, of which the last is `step`."""
+    return Finding(
+        step=step,
+        last_step=step,
+        kind=FindingKind.HIDDEN_STEPS,
+        severity=Severity.WARNING,
+        message=f"one call runs {num_steps} optimizer steps on the device (data sinking), "
+        f"so {num_steps - 1} of {num_steps} steps stay unseen and no policy can act "
+        "within them; train with dataset_sink_mode=False or sink_size=1",
+        evidence={"steps_per_call": num_steps},
+    )
+
+
+def hang_finding(hang: Hang) -> Finding:
+    """Return what the watchdog raised."""
+    return Finding(
+        step=hang.step,
+        last_step=hang.step,
+        kind=FindingKind.HANG,
+        severity=Severity.CRITICAL,
+        message=hang.message(),
+        evidence={"stalled_s": hang.stalled_s, "limit_s": hang.limit_s},
+    )
