@@ -13,6 +13,7 @@ from mindtune.controller.contract import (
     TrialResult,
     write_json,
 )
+from mindtune.controller.contract.fault_plan import PLANTED_FAULTS
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.records import DecisionWriter, RunFolder, SignalWriter
 from mindtune.controller.reports import study_report
@@ -98,6 +99,20 @@ def test_run_report_tells_how_it_ended_and_every_decision(run_folder):
     assert page.loads == []
     assert "script" not in page.tags, "texts of a run are escaped"
     assert "<script>alert(1)</script>" in " ".join(page.texts)
+
+
+def test_a_run_with_planted_faults_says_so_on_top(run_folder):
+    decisions = DecisionWriter(RunFolder(run_folder).decisions)
+    decisions.write(
+        DecisionRecord(
+            step=0, policy="sensors", action="Advise", requested=PLANTED_FAULTS, verdict="granted",
+            reason="This is no real run: faults are planted on purpose (spike from step 3 on)",
+        )
+    )  # fmt: skip
+    decisions.close()
+    text = read(write_report(run_folder))[1]
+    lead = text[: text.index("1 action of policies")]
+    assert "no real run: faults are planted on purpose (spike from step 3 on). Last step" in lead
 
 
 def test_a_killed_run_has_a_report_too(run_folder):
