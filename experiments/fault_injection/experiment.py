@@ -56,8 +56,10 @@ class PlannedRow:
             overrides=case.overrides(self.guard, seed=self.seed, steps=self.steps),
             knobs={} if case.num_ranks == 1 else {"data_parallel": case.num_ranks},
         )
+        # Without defaults: a key that a later version adds makes no row another one.
+        own = best.model_dump(mode="json", exclude_defaults=True)
         planted = [fault.to_plain() for fault in case.faults(self.steps)]
-        return {**best.to_plain(), **case.live, **({"faults": planted} if planted else {})}
+        return {**own, **case.live, **({"faults": planted} if planted else {})}
 
     @property
     def config_hash(self) -> str:
@@ -189,7 +191,10 @@ def _run(folder: Path, row: PlannedRow) -> FaultRow:
     except ConfigError as error:
         raise _RowFailedError(str(error)) from None
     # A run that ends as its fault lets it has failed as a run, but it is what was measured.
-    if code == EXIT_FAILED and measured.outcome not in {"non_finite", *row.case.also_ends}:
+    right = measured.outcome in {"non_finite", *row.case.also_ends}
+    if measured.outcome == "crash" and measured.detected_step is None:
+        right = False
+    if code == EXIT_FAILED and not right:
         raise _RowFailedError(f"{measured.outcome}: {measured.message}")
     return measured
 
