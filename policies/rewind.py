@@ -16,6 +16,9 @@ state is **lost** if one of these holds:
 - a divergence is not over `soft_patience` steps after it was found, nor has the loss come half of
   the way back from its peak; if it has, it gets as long again.
 
+The finite loss of a step whose update was skipped tells nothing: it is that of a bad batch. Guards
+that skip for ever open by themselves.
+
 Then, if the run keeps healthy states, it **rewinds**: weights and optimizer go back, the data
 since then is passed over (PaLM skipped 200 - 500 batches and saw that the same data does no harm
 from another state), and the owner of the learning rate lowers it, so that the run does not take
@@ -212,7 +215,7 @@ class RewindPolicy:
     ) -> RewindState:
         """Open, go on with or close the episode of a divergence."""
         divergence, loss = found.get(FindingKind.DIVERGENCE), observation.loss
-        if loss is None or not math.isfinite(loss):
+        if loss is None or not math.isfinite(loss) or _is_skipped(observation):
             return state
         if not state.age:
             if divergence is None or divergence.severity is not Severity.CRITICAL:
@@ -292,6 +295,8 @@ class RewindPolicy:
                 >= self.thresholds.patience
             ):
                 return _Lost(kind.value.replace("_", "-"), finding.message, finding.evidence)
+        if _is_skipped(observation):
+            return None
         divergence = found.get(FindingKind.DIVERGENCE)
         if divergence is not None and divergence.number("cold_start") == 1:
             return _Lost("explosion", divergence.message, divergence.evidence)
@@ -356,6 +361,12 @@ class RewindPolicy:
                 "budget": self.limits.budget,
             },
         )
+
+
+def _is_skipped(observation: Observation) -> bool:
+    """Return whether the batch did not act: its loss then speaks of it, not of the weights."""
+    skipped = observation.update_skipped
+    return bool(observation.overflow if skipped is None else skipped)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,8 @@ _RECENT = 32
 _NEAR = 3.0
 _LOWEST, _HIGHEST = 1e-30, 1e30
 _ANY_FACTOR = 1e60
-_LARGEST_EXPONENT = 700.0
+# A scatter of 1 in the logarithm reaches it in 1 step of 400,000; what seems wider is no baseline.
+_LARGEST_RATIO = 100.0
 _LONG = 1_000_000
 
 
@@ -205,7 +206,9 @@ class SkipUpdatePolicy:
     def _target(self, baseline: Baseline, level: float) -> float:
         """Return where the threshold should stand for a norm of this level."""
         tail = self.thresholds.deviations * baseline.spread
-        return level * max(self.thresholds.ratio, math.exp(min(tail, _LARGEST_EXPONENT)))
+        largest = max(self.thresholds.ratio, _LARGEST_RATIO)
+        factor = largest if tail >= math.log(largest) else math.exp(tail)
+        return level * max(self.thresholds.ratio, factor)
 
     def _move(
         self, target: float, level: float, baseline: Baseline, state: SkipUpdateState

@@ -257,9 +257,11 @@ def spike(x, y):
 def guarded():
     """Gradient spikes: the policy lowers the learning rate for real."""
     seen = {}
+    off = ("batch_size", "skip_update", "clipping", "rewind")
+    alone = {"policies": {name: {"enabled": False} for name in off}}
     for mode in ("observe", "act"):
         net = Net()
-        tune = TuneCallback({"out_dir": mode, "mode": mode, **FIXED_BATCH})
+        tune = TuneCallback({"out_dir": mode, "mode": mode, **alone})
         step = TrainStep(net, nn.SGD(net.trainable_params(), 0.001))
         own = Losses()
         Model(step).train(1, dataset(90, change=spike), callbacks=[tune, own])

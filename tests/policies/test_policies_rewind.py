@@ -174,6 +174,22 @@ def test_a_log_with_an_interval_is_judged_by_steps(start) -> None:
     assert run.events(RequestStop)[0] == (264 * 7, "non-finite-loss")
 
 
+@pytest.mark.parametrize("first", [20, 40, 100])
+def test_bad_batches_that_the_device_skips_are_no_explosion(start, first) -> None:
+    run = start(can_rewind=True)
+    for step in range(1, 200):
+        bad = first <= step < first + 20 and step % 2 == 0
+        run.feed(
+            Observation(
+                step=step, loss=40_000.0 + step**2 if bad else 0.5 + 0.03 * (step % 9),
+                grad_norm=400.0 if bad else 1.0 + 0.1 * (step % 7), overflow=0.0,
+                update_skipped=float(bad),
+            )
+        )  # fmt: skip
+    assert run.events(Rewind) == []
+    assert run.set_points(SetLearningRateScale) == []
+
+
 def test_an_overflow_that_the_device_skips_is_no_lost_state(start) -> None:
     run = start(can_rewind=True)
     scale = 2.0**24
