@@ -174,11 +174,12 @@ class LiveController:
             if not goes_on:
                 self.finding_counts[kind] += 1
             alarm = alarm or finding.severity is not Severity.INFO
+            if self._alerts is not None:
+                # Before the log, which a run that hangs may not take any more.
+                self._alerts.finding(finding)
             _LOGGER.log(
                 _LEVELS[finding.severity], "step %d: %s: %s", finding.step, kind, finding.message
             )
-            if self._alerts is not None:
-                self._alerts.finding(finding)
         return alarm
 
     def _carry_out(

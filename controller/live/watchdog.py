@@ -51,6 +51,7 @@ _MIN_HISTORY = 3
 # A poll that comes this late means that the process did not run, not that training stood still.
 _LATE_POLL_S = 5.0
 _FAREWELL_S = 30.0
+_LAST_WORDS_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +114,8 @@ class Watchdog:
         on_hang: Called once per stall, from the watchdog's thread; it raises the finding `hang`.
         limits: Longest times without a heartbeat.
         stacks_path: File that stacks are appended to; None: none are written.
-        exit_on_hang: End the process with code 3 once `on_hang` returns, 30 s later at most. No
-            cleanup runs: a thread that hangs would not let it.
+        exit_on_hang: End the process with code 3 once `on_hang` returns, 35 s after the stall was
+            raised at most. No cleanup runs: a thread that hangs would not let it.
         poll_s: Time between two looks at the newest heartbeat.
         clock: Monotonic time in seconds.
     """
@@ -215,14 +216,15 @@ class Watchdog:
             if self._raised or stalled_s <= limit_s:
                 return None
             self._raised = True
-        hang = Hang(stalled_s, limit_s, beat.step, beat.phase, None)
-        hang = hang._replace(stacks=self._write_stacks(hang))
-        _LOGGER.critical("%s", hang.message())
         if self._exit_on_hang:
-            # Should the callback hang as well, the process ends all the same.
+            # Should what follows hang as well, the process ends all the same: the callback, the
+            # disk of the stacks, or the log, whose pipe nobody may read any more.
             farewell = threading.Timer(_FAREWELL_S, _exit_now)
             farewell.daemon = True
             farewell.start()
+        hang = Hang(stalled_s, limit_s, beat.step, beat.phase, None)
+        hang = hang._replace(stacks=self._write_stacks(hang))
+        _in_time(lambda: _LOGGER.critical("%s", hang.message()))
         try:
             self._on_hang(hang)
         except Exception:
@@ -276,10 +278,21 @@ _PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 def _exit_now() -> None:
-    """Ends the process without cleanup, but with its last words written."""
+    """Ends the process without cleanup, but with its last words written, if they can be."""
+    _in_time(_flush)
+    os._exit(HANG_EXIT_CODE)
+
+
+def _in_time(write: Callable[[], None]) -> None:
+    """Waits for a log that may take nothing more, but not for ever."""
+    writing = threading.Thread(target=write, daemon=True)
+    writing.start()
+    writing.join(_LAST_WORDS_S)
+
+
+def _flush() -> None:
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         # A closed pipe takes nothing more; the exit code still tells.
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    os._exit(HANG_EXIT_CODE)

@@ -292,6 +292,35 @@ def test_a_callback_that_hangs_does_not_keep_the_process(tmp_path):
     assert time.monotonic() - begin < 40
 
 
+def test_a_log_that_takes_nothing_more_does_not_keep_the_process(tmp_path):
+    # A pipe that nobody reads: the thread that writes into it hangs, with the handler's lock.
+    code = (
+        EXIT.format(last_words="pass")
+        .replace(
+            "dog = Watchdog",
+            "import mindtune.controller.live.watchdog as w; w._FAREWELL_S = w._LAST_WORDS_S = 0.3\n"
+            "logging.getLogger().addHandler(logging.StreamHandler())\ndog = Watchdog",
+        )
+        .replace(
+            'print("raised", hang.step, hang.phase)',
+            'print("raised", hang.step, hang.phase, flush=True)',
+        )
+    )
+    code = code.replace("    time.sleep(60)\nstuck()", "    logging.error('x' * 10**6)\nstuck()")
+    hung = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "s")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert hung.wait(50) == 3
+        assert hung.stdout.read() == "raised 12 train\n"
+        assert "in stuck" in (tmp_path / "s").read_text()
+    finally:
+        hung.kill()
+        hung.stdout.close()
+        hung.stderr.close()
+
+
 INSIDE_A_GRAPH = """
 import numpy as np
 import mindspore as ms
