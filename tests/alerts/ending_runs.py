@@ -53,6 +53,10 @@ class Source:
             x = np.full((4, 8), np.nan if batch == self._poisoned else 1.0, np.float32)
             yield x, np.ones((4, 1), np.float32)
 
+    def __len__(self):
+        # Without it MindSpore reads all there is before a training begins.
+        return 7
+
     def __iter__(self):
         yield from self.batches()
         self._end()
