@@ -89,6 +89,7 @@ def open_alerts(
     folder: Path | None,
     exits_on_hang: bool = False,
     with_will: bool = False,
+    planted: bool = False,
 ) -> RunAlerts | None:
     """Return the alerts of a run, or None where nobody is to be told.
 
@@ -97,6 +98,7 @@ def open_alerts(
         folder: The run's folder, whose name is the run's; None where nothing is written.
         exits_on_hang: Whether a hang ends the process.
         with_will: Whether people are told if this process is killed.
+        planted: Whether faults are planted in the run on purpose, which every alert then says.
 
     Raises:
         ConfigError: An address cannot be used.
@@ -106,6 +108,8 @@ def open_alerts(
     place = "no folder" if folder is None else str(folder.resolve())
     name = "a run" if folder is None else f"run {folder.resolve().name}"
     run = f"{name} on {socket.gethostname()} ({place})"
+    if planted:
+        run = f"NO REAL RUN, faults are planted on purpose: {run}"
     will = killed_alert(run=run) if with_will and "end" in section.on else None
     courier = Courier(section.urls, will=will)
     limits = AlertLimits(min_interval_s=section.min_interval, max_per_hour=section.max_per_hour)

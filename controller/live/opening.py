@@ -132,6 +132,7 @@ def open_session(
             exits_on_hang=settings.watchdog.exit_on_hang,
             # `mindtune run` tells about its own child itself.
             with_will=ENV_MARK not in os.environ,
+            planted=bool(settings.faults),
         )
     recorder = None if folder is None else Recorder(folder)
     if folder is not None and settings.faults:

@@ -186,7 +186,7 @@ def run_best_config(
 def _tell(plan: RunPlan, out: Path, result: RunResult) -> None:
     """Send the alert of an end that the program itself could not tell about."""
     try:
-        alerts = open_alerts(plan.best.alerts, folder=out)
+        alerts = open_alerts(plan.best.alerts, folder=out, planted=bool(plan.faults))
     except ConfigError as error:  # it was valid when the run began
         _LOGGER.warning("%s", error)
         return

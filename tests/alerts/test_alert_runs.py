@@ -223,6 +223,14 @@ def test_a_program_that_cannot_tell_is_spoken_for(
     assert secret not in caplog.text
 
 
+def test_alerts_of_a_run_with_planted_faults_say_so(server, tmp_path, best_config):
+    fault = {"kind": "nan_loss", "first_step": 3}
+    best = best_config(KILLED, alerts={"urls": ["env:HOOK"]}, faults=[fault])
+    assert run_best_config(best, tmp_path / "run") == 3
+    start = "NO REAL RUN, faults are planted on purpose: run run on "
+    assert server.posts[0]["message"].startswith(start)
+
+
 @pytest.mark.parametrize("url", ["slack://T0K3N/T0K3N/T0K3N", "env:NOT_SET_ANYWHERE"])
 def test_alerts_that_cannot_be_sent_end_a_run_before_it_begins(tmp_path, best_config, url):
     best = best_config("raise SystemExit(0)", alerts={"urls": [url]})
@@ -242,6 +250,7 @@ def test_other_alerts_make_it_no_other_run(server, tmp_path, best_config):
     best = best_config(KILLED, alerts={"urls": ["env:HOOK"]}, watchdog={"exit_on_hang": True})
     assert run_best_config(best, out) == 3
     assert server.titles() == ["[mindtune] end"]
+    assert server.posts[0]["message"].startswith("run run on ")
     assert yaml.safe_load((out / "config.yaml").read_text()) == {}
 
 
