@@ -17,7 +17,8 @@ __all__ = ["baseline_of", "rearmed"]
 _RELATIVE_FLOOR = 0.05
 _ABSOLUTE_FLOOR = 1e-12
 # Quantiles of a sample, and where they lie on a normal distribution in standard deviations.
-_UPPER = ((0.84, 0.994), (0.95, 1.645))
+_HIGH = 0.95
+_UPPER = ((0.84, 0.994), (_HIGH, 1.645))
 
 
 def baseline_of(state: SpikeState, thresholds: DetectorThresholds) -> Baseline | None:
@@ -33,6 +34,7 @@ def baseline_of(state: SpikeState, thresholds: DetectorThresholds) -> Baseline |
         median=median,
         deviation=deviation,
         spread=_spread(window.ordered, median),
+        high=window.ordered[int(_HIGH * count)],
         count=count,
         armed=count >= thresholds.arm_after,
     )

@@ -46,6 +46,8 @@ class Baseline:
     """Robust standard deviation, with the detectors' floor; above 0."""
     spread: float
     """Robust standard deviation of its logarithm, upwards; infinity around zero."""
+    high: float
+    """What one unflagged sample in twenty exceeds."""
     count: int
     """Samples that it rests on."""
     armed: bool

@@ -8,8 +8,10 @@ threshold, and the training step compares and skips. The threshold stands at
 
 of the detectors' baseline of the norm, that is of its unflagged samples: the median, and the
 robust deviation of the logarithm upwards, from upper quantiles, since norms are positive and
-their tails heavy. That is far enough above that no healthy step reaches it; moderate spikes are
-left to clipping and to the learning rate. Until the baseline is armed the threshold is infinite.
+their tails heavy; and never below 3 times what one sample in twenty exceeds, for norms that are
+zero more often than not. That is far enough above that no healthy step reaches it; moderate
+spikes are left to clipping and to the learning rate. Until the baseline is armed the threshold is
+infinite.
 
 It follows the level with hysteresis, since every move is a record: **up** at once when the target
 has left it by `raise_ratio` and one of the newest norms comes within a third of it, since a
@@ -65,6 +67,7 @@ _LOWEST, _HIGHEST = 1e-30, 1e30
 _ANY_FACTOR = 1e60
 # A scatter of 1 in the logarithm reaches it in 1 step of 400,000; what seems wider is no baseline.
 _LARGEST_RATIO = 100.0
+_OVER_HIGH = 3.0
 _LONG = 1_000_000
 
 
@@ -208,7 +211,7 @@ class SkipUpdatePolicy:
         tail = self.thresholds.deviations * baseline.spread
         largest = max(self.thresholds.ratio, _LARGEST_RATIO)
         factor = largest if tail >= math.log(largest) else math.exp(tail)
-        return level * max(self.thresholds.ratio, factor)
+        return max(level * max(self.thresholds.ratio, factor), _OVER_HIGH * baseline.high)
 
     def _move(
         self, target: float, level: float, baseline: Baseline, state: SkipUpdateState
