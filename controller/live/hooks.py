@@ -26,7 +26,8 @@ class GradientHook(Protocol):
 
         Args:
             optimizer_step: The step, from 1.
-            loss: Sum of the unscaled losses of its micro-batches, a scalar.
+            loss: Sum of the unscaled losses of its micro-batches, a scalar; parts count where a
+                micro-batch is run in parts.
             gradients: Sums of their gradients, scaled by the loss scale, one per weight in the
                 optimizer's order, before any reduction over ranks.
         """

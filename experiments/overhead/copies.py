@@ -31,12 +31,21 @@ def copy_times(step: TrainStep, train: Callable[[], object], folder: Path) -> Co
     parameters = changed_by_updates(step)
     memory = MemoryStorage(parameters)
     disk = DiskStorage(parameters, folder, rank=0)
+
+    def settle() -> None:
+        # Assignments may be queued; reading the last one waits for all.
+        parameters[-1].asnumpy()
+
     return CopyTimes(
-        num_bytes=memory.num_bytes, memory=_timed(memory, train), disk=_timed(disk, train)
+        num_bytes=memory.num_bytes,
+        memory=_timed(memory, train, settle),
+        disk=_timed(disk, train, settle),
     )
 
 
-def _timed(storage: Storage, train: Callable[[], object]) -> tuple[list[float], list[float]]:
+def _timed(
+    storage: Storage, train: Callable[[], object], settle: Callable[[], None]
+) -> tuple[list[float], list[float]]:
     copies, returns = [], []
     # The first round is not counted: it makes what later ones find made.
     for number in range(_NUM_COPIES + 1):
@@ -47,6 +56,7 @@ def _timed(storage: Storage, train: Callable[[], object]) -> tuple[list[float], 
         train()
         begin_s = time.perf_counter()
         storage.assign(storage.load(number))
+        settle()
         returns.append(time.perf_counter() - begin_s)
         storage.retain({number})
     return copies[1:], returns[1:]

@@ -129,14 +129,14 @@ def test_a_micro_batch_in_parts_gives_the_step_of_the_whole(seen):
         assert split_loss == pytest.approx(loss, rel=1e-6)
         assert split_norm == pytest.approx(norm, rel=1e-6)
         assert split_returned == pytest.approx(returned, rel=1e-6)
-        # Seven steps of rounding.
+        # Six steps of rounding.
         assert distance < 1e-6
     assert splitting["call"][0] == pytest.approx(splitting["call"][1], rel=1e-6)
 
 
 def test_every_size_of_a_part_compiles_once(seen):
-    # Parts of 8, 4, 2, 1 samples; the ragged micro-batch runs in single samples.
-    assert seen["splitting"]["compiled"] == ([4, 1] if seen["mode"] == "graph" else [0, 0])
+    # Parts of 4, 2 and 1 samples: the ragged micro-batch runs in single ones.
+    assert seen["splitting"]["compiled"] == ([3, 1] if seen["mode"] == "graph" else [0, 0])
 
 
 def test_a_micro_batch_of_unequal_inputs_is_run_whole_and_reported_so(seen):
@@ -158,7 +158,7 @@ RETURNS = [
 def test_a_return_restores_all_that_an_update_changes_without_a_compile(seen, name):
     found = seen["returns"][name]
     form = name.split(",")[0]
-    assert found["moved"] >= 10
+    assert found["moved"] >= 9
     # The schedule's position alone stays where it is.
     assert found["left"] == ([] if form == "experimental" else ["global_step"])
     if form != "schedule":
