@@ -2,6 +2,7 @@
 
 import pytest
 
+from mindtune.controller.errors import ConfigError
 from mindtune.controller.records import SignalWriter, read_signals
 from mindtune.experiments.overhead.__main__ import _copy_costs, main
 from mindtune.experiments.overhead.costs import (
@@ -18,6 +19,7 @@ from mindtune.experiments.overhead.report import (
     quartiles,
     ratio,
 )
+from mindtune.experiments.overhead.split_memory import pool_peak_mb
 from mindtune.experiments.provenance import Provenance
 from mindtune.policies.signals import Observation
 
@@ -71,6 +73,13 @@ def test_the_report_round_trips_and_says_whether_the_aim_is_met(act, verdict):
     assert "| `bare`: `nn.TrainOneStepCell` | 100.0 [100.0, 100.0] | 1 |" in text
     assert "load of the machine before and after: 0.5 and -" in text
     assert "copied to" not in text
+
+
+def test_the_peak_of_the_memory_pool_is_read_from_its_last_line():
+    line = "total allocated mem:1024M, peak used mem:{}M, actual peak used mem:{}M, in used mem:0M"
+    assert pool_peak_mb("\n".join([line.format(3, 4), "others", line.format(47, 48)])) == 48
+    with pytest.raises(ConfigError, match="told no peak"):
+        pool_peak_mb("in used mem:0M")
 
 
 def test_the_costs_of_earlier_states_are_told_with_their_size():
