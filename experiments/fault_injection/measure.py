@@ -15,6 +15,7 @@ from mindtune.controller.errors import ConfigError
 from mindtune.controller.records import RunFolder, read_decisions, read_signals
 from mindtune.experiments.fault_injection.rows import FaultRow
 from mindtune.experiments.fault_injection.seen import (
+    SKIP_THRESHOLD,
     false_actions,
     findings_of,
     seen_fault,
@@ -120,8 +121,12 @@ def measure_run(folder: Path, facts: RowFacts) -> FaultRow:
 
 
 def _is_answer(record: DecisionRecord) -> bool:
-    """Tell whether a policy, not the controller itself, did or would have done something."""
-    return record.verdict in ("granted", "observed") and record.policy != _SENSORS
+    """Tell whether a policy did or would have done something that changes the run by itself."""
+    return (
+        record.verdict in ("granted", "observed")
+        and record.policy != _SENSORS
+        and record.action != SKIP_THRESHOLD
+    )
 
 
 def steps_above(losses: Sequence[float | None], *, window: int = 3) -> list[bool]:

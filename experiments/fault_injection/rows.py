@@ -61,7 +61,8 @@ class FaultRow(Document):
     fault_step: int | None
     """Step from which the fault acts; None: there is no fault."""
     first_action_step: int | None
-    """Step whose signals led to the first action, granted or observed."""
+    """Step whose signals led to the first action, granted or observed, but for moves of the skip
+    threshold."""
     findings: dict[str, int]
     """Incidents by kind of finding."""
     detected_step: int | None = None

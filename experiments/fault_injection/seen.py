@@ -12,10 +12,12 @@ from mindtune.policies.facts import RunFacts
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
 
-__all__ = ["SeenFault", "false_actions", "findings_of", "seen_fault", "steps_rewound"]
+__all__ = ["SKIP_THRESHOLD", "SeenFault", "false_actions", "findings_of", "seen_fault",
+           "steps_rewound"]  # fmt: skip
 
-_THRESHOLD = "SetSkipThreshold"
-_HARMLESS = frozenset({"Advise", _THRESHOLD})
+SKIP_THRESHOLD = "SetSkipThreshold"
+"""Action that changes nothing before an update exceeds it."""
+_HARMLESS = frozenset({"Advise", SKIP_THRESHOLD})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +96,8 @@ def false_actions(
     for step in steps:
         skipped = bool(step.update_skipped) and not step.overflow
         before = fault_step is None or step.step < fault_step
-        if skipped and (before or _THRESHOLD not in justified):
-            counted[_THRESHOLD] += 1
+        if skipped and (before or SKIP_THRESHOLD not in justified):
+            counted[SKIP_THRESHOLD] += 1
     return dict(sorted(counted.items()))
 
 
