@@ -208,23 +208,19 @@ def diagnose_clip_saturation(finding: Finding) -> str:
     )
 
 
-def diagnose_lost_run(observation: Observation, reason: str, rewinds: int | None) -> str:
+def diagnose_lost_run(observation: Observation, reason: str, rewinds: int) -> str:
     """Explain why a run is ended that cannot be brought back.
 
     Args:
         observation: The step.
         reason: Why its state is lost, without a full stop.
-        rewinds: Returns to earlier states that did not help; None: the run keeps none.
+        rewinds: Returns to earlier states that did not help.
     """
-    if rewinds is None:
+    if rewinds == 0:
         tried = (
-            "no state was kept in this run that it could return to. Go back to a checkpoint from "
-            "before, with a lower learning rate; with mindtune's TrainStep a run keeps its own"
-        )
-    elif rewinds == 0:
-        tried = (
-            "returning to earlier states is switched off (limits.budget of the policy rewind is "
-            "0). Go back to a checkpoint from before"
+            "no earlier state of this run is at hand to return to. Go back to a checkpoint from "
+            "before, with a lower learning rate; with mindtune's TrainStep a run keeps states of "
+            "its own, unless limits.budget of the policy rewind is 0"
         )
     else:
         tried = (

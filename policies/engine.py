@@ -59,6 +59,11 @@ class EngineState:
             "health": to_json(self.health),
         }
 
+    def without_rewind(self) -> EngineState:
+        """Return the state where the rewind that was granted last could not be carried out."""
+        arbiter = replace(self.arbiter, rewound_step=None, history=self.arbiter.history[:-1])
+        return replace(self, arbiter=arbiter)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:

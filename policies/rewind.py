@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from mindtune.policies.decisions import NO_CHANGE, Decision, RequestStop, Rewind
@@ -43,94 +43,32 @@ from mindtune.policies.diagnosis import diagnose_lost_run, diagnose_never_finite
 from mindtune.policies.findings import Evidence, Finding, FindingKind, Severity
 from mindtune.policies.limits import BUDGET_WINDOW, KnobLimits
 from mindtune.policies.policy import Feedback
-from mindtune.policies.settings import PolicySettings, bounded, build
+from mindtune.policies.rewind_settings import (
+    LONG,
+    RewindLimits,
+    RewindState,
+    RewindThresholds,
+)
+from mindtune.policies.settings import PolicySettings, build
 from mindtune.policies.signals import Observation
 from mindtune.policies.windows import median, push
 
-__all__ = ["RewindLimits", "RewindPolicy", "RewindState", "RewindThresholds"]
+__all__ = ["RewindPolicy"]
 
-_LONG = 1_000_000
 _HALF = 0.5
 _LEVEL = 5
+_RETRY_AFTER = 256
 _APPLIED = 2
 _RATE_WINDOW = 48
 _RATE_MASK = (1 << _RATE_WINDOW) - 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewindLimits:
-    """Hard bounds."""
-
-    budget: int = bounded(3, 0, 100)
-    """Rewinds in 1000 steps; Megatron's and TREError's loops around one bad state show why there
-    must be an end. 0: never."""
-    cooldown: int = bounded(4, 1, 10_000)
-    """Steps between two rewinds."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewindThresholds:
-    """When a state counts as lost."""
-
-    patience: int = bounded(5, 2, 1000)
-    """Skipped non-finite steps, or overflows at the floor, in a row: half of what ends the run."""
-    rate: int = bounded(12, 2, 48)
-    """Non-finite steps within 48 that make a lost state."""
-    stop_rate: int = bounded(24, 2, 48)
-    """The same in a run that cannot go back, which then ends."""
-    never_finite: int = bounded(3, 2, 1000)
-    """First losses of a run that are not finite, and end it: one may be a bad batch."""
-    soft_patience: int = bounded(16, 2, 10_000)
-    """Steps that a lower learning rate has to end a divergence: two of its moves."""
-    calm: int = bounded(8, 1, 1000)
-    """Steps without a flag of the loss after which a divergence is over."""
-    give_up_after: int = bounded(64, 4, 100_000)
-    """Steps after which a divergence that cannot be rewound ends the run: the learning rate is at
-    its floor by then (6 cuts, 8 steps apart)."""
-
-
-@dataclass(frozen=True, slots=True)
-class RewindState:
-    """What is being waited for, and what was done."""
-
-    clock: int = 0
-    """Steps lived through."""
-    rewinds: tuple[int, ...] = ()
-    """Clocks of the rewinds that count against the budget."""
-    total: int = 0
-    """Rewinds asked for in all."""
-    since: int = _LONG
-    """Steps since the last one."""
-    bad: int = 0
-    """Steps in a row with a non-finite loss, or norm that no loss scale explains."""
-    applied: int = 0
-    """Of these in a row, the newest whose updates were applied."""
-    bad_bits: int = 0
-    """One bit per step, the newest lowest: non-finite ones since the last rewind."""
-    was_finite: bool = False
-    """Whether any loss was."""
-    age: int = 0
-    """Steps since a divergence was found; 0: there is none."""
-    calm: int = 0
-    """Steps since the loss was flagged last."""
-    base: float = 0.0
-    """Loss before the divergence."""
-    opened_at: float = 0.0
-    """Loss at which it was found."""
-    peak: float = 0.0
-    """Highest median of the newest losses since then."""
-    losses: tuple[float, ...] = ()
-    """Newest losses of the divergence."""
-    deadline: int = 0
-    """Age at which it counts as lost."""
 
 
 @dataclass(frozen=True)
 class RewindPolicy:
     """Owner of no knob: asks for events alone."""
 
-    limits: RewindLimits = RewindLimits()
-    thresholds: RewindThresholds = RewindThresholds()
+    limits: RewindLimits = field(default_factory=RewindLimits)
+    thresholds: RewindThresholds = field(default_factory=RewindThresholds)
 
     @classmethod
     def from_settings(cls, settings: PolicySettings) -> RewindPolicy:
@@ -163,7 +101,7 @@ class RewindPolicy:
     ) -> tuple[Decision, RewindState]:
         """Return a rewind, a stop, or no change."""
         found = {finding.kind: finding for finding in findings}
-        state = self._follow(observation, found, state)
+        state = _take_in(feedback, self._follow(observation, found, state))
         if self._was_never_finite(found, state):
             text = diagnose_never_finite(observation, state.bad)
             return (
@@ -179,7 +117,8 @@ class RewindPolicy:
             return NO_CHANGE, state
         if state.since < self.limits.cooldown:
             return NO_CHANGE, state
-        if feedback.facts.can_rewind and len(state.rewinds) < self.limits.budget:
+        can_rewind = feedback.facts.can_rewind and not state.refused
+        if can_rewind and len(state.rewinds) < self.limits.budget:
             return self._rewind(observation, lost, state)
         return self._stop(observation, lost, feedback, state), state
 
@@ -195,13 +134,15 @@ class RewindPolicy:
             clock,
             tuple(at for at in state.rewinds if clock - at < BUDGET_WINDOW),
             state.total,
-            min(state.since + 1, _LONG),
-            min(bad, _LONG),
-            min(applied, _LONG),
+            min(state.since + 1, LONG),
+            min(bad, LONG),
+            min(applied, LONG),
             ((state.bad_bits << 1) | int(non_finite)) & _RATE_MASK,
             state.was_finite or (observation.loss is not None and math.isfinite(observation.loss)),
-            min(state.age + 1, _LONG) if state.age else 0,
-            min(state.calm + 1, _LONG),
+            state.asked_step,
+            max(0, state.refused - 1),
+            min(state.age + 1, LONG) if state.age else 0,
+            min(state.calm + 1, LONG),
             state.base,
             state.opened_at,
             state.peak,
@@ -335,6 +276,7 @@ class RewindPolicy:
                 rewinds=(*state.rewinds, state.clock),
                 total=total,
                 since=0,
+                asked_step=observation.step,
                 bad_bits=0,
                 # The loss must come back now, or it was not the weights.
                 age=min(state.age, 1),
@@ -344,11 +286,9 @@ class RewindPolicy:
             ),
         )
 
-    def _stop(
-        self, observation: Observation, lost: _Lost, feedback: Feedback, state: RewindState
-    ) -> Decision:
+    def _stop(self, observation: Observation, lost: _Lost, state: RewindState) -> Decision:
         """End a run that going back did not save, or that cannot go back and must not go on."""
-        rewinds = len(state.rewinds) if feedback.facts.can_rewind else None
+        rewinds = len(state.rewinds)
         if not rewinds and not lost.final:
             return NO_CHANGE
         text = diagnose_lost_run(observation, lost.reason, rewinds)
@@ -361,6 +301,15 @@ class RewindPolicy:
                 "budget": self.limits.budget,
             },
         )
+
+
+def _take_in(feedback: Feedback, state: RewindState) -> RewindState:
+    """Return the state with what became of the last rewind: it may not have been carried out."""
+    if state.asked_step is None:
+        return state
+    if feedback.rewound_step == state.asked_step:
+        return replace(state, asked_step=None)
+    return replace(state, asked_step=None, rewinds=state.rewinds[:-1], refused=_RETRY_AFTER)
 
 
 def _is_skipped(observation: Observation) -> bool:

@@ -208,6 +208,8 @@ class LiveController:
                         returned[action] = self._rewind()
                     except ConfigError as error:
                         refusals[action] = str(error)
+                        if self.engine_state is not None:
+                            self.engine_state = self.engine_state.without_rewind()
                         continue
                 case SetLearningRateScale(value) if value > acting_scale and _has_batch(refusals):
                     refusals[action] = "the batch, which it may follow, could not be resized"

@@ -15,7 +15,7 @@ from mindtune.policies.decisions import KNOBS, Rewind
 from mindtune.policies.engine import build_engine
 from mindtune.policies.facts import RunFacts
 from mindtune.policies.limits import BUDGET_WINDOW
-from mindtune.policies.rewind import RewindLimits
+from mindtune.policies.rewind_settings import RewindLimits
 from mindtune.policies.signals import Observation
 
 FACTS = RunFacts(

@@ -87,7 +87,7 @@ def test_a_divergence_without_states_to_return_to_is_ended_after_64_steps(start)
     assert found + 63 <= last <= found + 90
     assert run.events(RequestStop) == [(last, "lost-divergence")]
     (stop,) = [a for _, a in run.grants if isinstance(a, RequestStop)]
-    assert "no state was kept" in stop.diagnosis
+    assert "no earlier state of this run is at hand" in stop.diagnosis
 
 
 def test_a_budget_of_none_is_none(start) -> None:
@@ -236,3 +236,19 @@ def test_in_observe_mode_a_rewind_is_told_and_nothing_is_reset(start) -> None:
         (102, "observed")
     ]
     assert run.state.arbiter.rewound_step is None
+
+
+def test_a_rewind_that_could_not_be_carried_out_counts_for_nothing(start) -> None:
+    run = start(can_rewind=True)
+    losses = [*noise(2, 0.03, 100), *[NAN] * 20]
+    for step, loss in enumerate(losses, start=1):
+        run.feed(Observation(step=step, loss=loss, update_skipped=0.0, learning_rate_scale=1.0))
+        if any(isinstance(action, Rewind) for at, action in run.grants if at == step):
+            # What the controller does where there is no state to return to.
+            run.state = run.state.without_rewind()
+        if run.events(RequestStop):
+            break
+    assert [step for step, _ in run.events(Rewind)] == [102]
+    assert run.set_points(SetLearningRateScale) == []
+    assert run.events(RequestStop) == [(110, "non-finite-loss")]
+    assert "Last actions" not in run.grants[-1][1].diagnosis
