@@ -170,6 +170,9 @@ class _Segment:
         self._engine = engine
         self._run = run
         self._story = story
+        self._unseen = [
+            name for name in SIGNAL_NAMES if name not in _NO_SIGNAL and name not in story.signals
+        ]
         self._steps = 0
         self._first: int | None = None
         self._last = 0
@@ -190,10 +193,10 @@ class _Segment:
         self._last = observation.step
         if self._first is None:
             self._first = observation.step
-        missing = [name for name in SIGNAL_NAMES if name not in self._story.signals]
-        for name in missing:
-            if name not in _NO_SIGNAL and getattr(observation, name) is not None:
-                self._story.signals.add(name)
+        seen = [name for name in self._unseen if getattr(observation, name) is not None]
+        if seen:
+            self._story.signals.update(seen)
+            self._unseen = [name for name in self._unseen if name not in seen]
 
     def summary(self) -> ReplayRun:
         """Return what the segment was, once it was read."""

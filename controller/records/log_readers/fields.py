@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from mindtune.controller.records.log_readers.reader import NUMBER, flag, is_whole, number
@@ -64,6 +65,7 @@ _NOT_NAME = re.compile(r"[^a-z0-9]+")
 _UNITS = {"ms": 1e-3, "msec": 1e-3, "us": 1e-6, "s": 1.0, "sec": 1.0}
 
 
+@lru_cache(maxsize=4096)
 def normal(name: str) -> str:
     """Return a name as the tables spell it: small letters, one underscore between words."""
     return _NOT_NAME.sub("_", name.strip().lower()).strip("_")
@@ -74,17 +76,24 @@ def read_value(value: object) -> tuple[float, str] | None:
 
     A list or tuple stands for its first number: the first parameter group, the only element.
     """
-    if isinstance(value, bool):
-        return float(value), ""
+    if isinstance(value, list | tuple):
+        return read_value(value[0]) if value else None
+    if isinstance(value, str):
+        return _read_text(value)
     if isinstance(value, int | float):
         try:
             return float(value), ""
         except OverflowError:
             return None
-    if isinstance(value, list | tuple):
-        return read_value(value[0]) if value else None
-    if not isinstance(value, str):
-        return None
+    return None
+
+
+def _read_text(value: str) -> tuple[float, str] | None:
+    if value.isascii() and "_" not in value:  # what Python reads besides is not how programs print
+        try:
+            return float(value), ""
+        except ValueError:
+            pass
     found = _VALUE.match(value)
     if found is not None:
         return number(found[1]), found[2] or ""

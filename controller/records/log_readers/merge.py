@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from typing import Any
 
 from mindtune.controller.records.log_readers.reader import Record
 from mindtune.policies.signals import Observation
@@ -157,9 +158,9 @@ class _Merger:
                 self._interval_s = max(0.0, written_s - self._last_written_s)
             self._last_written_s = written_s
         segment = self._run if observation.run is None else observation.run
-        observation = replace(observation, run=segment)
+        observation = _changed(observation, {"run": segment})
         if self._evaluated is not None:
-            observation = _merged(observation, replace(self._evaluated, step=step))
+            observation = _merged(observation, self._evaluated)
             self._evaluated = None
         self._held[step] = _Held(observation, written_s)
         if len(self._held) > _HELD:
@@ -184,7 +185,7 @@ def _only_evaluates(observation: Observation) -> bool:
 
 def _merged(first: Observation, second: Observation) -> Observation:
     """Return what both say of one step: the first word holds, but no bad news is lost."""
-    changes: dict[str, object] = {}
+    changes: dict[str, Any] = {}
     for name in _NAMES:
         new = getattr(second, name)
         if new is None:
@@ -196,4 +197,9 @@ def _merged(first: Observation, second: Observation) -> Observation:
             changes[name] = new
     if first.phase is None and second.phase is not None:
         changes["phase"] = second.phase
-    return replace(first, **changes) if changes else first  # type: ignore[arg-type]
+    return _changed(first, changes) if changes else first
+
+
+def _changed(observation: Observation, changes: dict[str, Any]) -> Observation:
+    """Return a copy with changes; `dataclasses.replace` takes thrice as long, once per step."""
+    return Observation(**{**vars(observation), **changes})
