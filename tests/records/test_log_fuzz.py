@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -109,3 +110,20 @@ def test_memory_does_not_grow_with_the_log(tmp_path, monkeypatch):
         ahead = max(ahead, stream.records - count)
     assert count == 30_000
     assert ahead <= 65
+
+
+@pytest.mark.parametrize("entry", READERS, ids=lambda entry: entry.name)
+@pytest.mark.parametrize(
+    "part",
+    ["a", "a-", "1", "loss ", "{ '", "overflow", "step:1 loss" + " " * 20, "|", "%|", "1%|#| 1/2 [",
+     "=1,", "loss=1 ", "Tensor(", '{"a": ', "[", "(train) [", " iteration 1/ 2 | a:", "epoch 1: "]
+)  # fmt: skip
+def test_a_line_that_never_ends_costs_no_more_than_its_length(entry, part):
+    """A pattern that looks again from every character would take minutes here."""
+    line = part * (60_000 // len(part))
+    start = time.process_time()
+    reader = entry.start()
+    reader.feed(line)
+    reader.feed(f"| epoch 001:   1 / 2 step:1 loss{line}\n")
+    reader.finish()
+    assert time.process_time() - start < 3

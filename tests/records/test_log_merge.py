@@ -51,6 +51,14 @@ def test_the_same_step_long_after_is_a_restart():
     ]  # fmt: skip
 
 
+def test_a_restart_within_the_minute_is_one():
+    first = [(step, 1.0, 0.1 * step) for step in range(1, 41)]
+    again = [(step, 2.0, 12.0 + 0.1 * step) for step in range(1, 41)]
+    resumed = [(step, 3.0, 30.0 + 0.1 * step) for step in range(38, 45)]
+    merged = merge(first + again + resumed)
+    assert [run for run, _, _ in merged] == [0] * 40 + [1] * 40 + [2] * 7
+
+
 def test_the_log_of_another_rank_behind_the_first_is_passed_over():
     first = [(step, 1.0, 1000.0 + step) for step in range(1, 201)]
     second = [(step, 2.0, 1000.3 + step) for step in range(1, 200)]

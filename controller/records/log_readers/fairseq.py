@@ -30,7 +30,7 @@ __all__ = ["FAIRSEQ"]
 _JSON = re.compile(r"\| *(train_inner|train|valid\w*|[\w-]*valid[\w-]*) *\| *(\{.*\})\s*$")
 _PLAIN = re.compile(r"\bepoch (\d+): +(\d+) / (\d+) (.*)")
 _SUMMARY = re.compile(r"\| *(?:valid \| )?epoch \d+ \| (.*)")
-_PAIR = re.compile(rf"([a-z_]+)[= ]({NUMBER})(?=[,|\s]|$)")
+_PAIR = re.compile(rf"(?<![a-z_])([a-z_]+)[= ]({NUMBER})(?=[,|\s]|$)")
 _OVERFLOW = re.compile(rf"overflow detected, ignoring gradient, setting loss scale to: ({NUMBER})")
 _FACTOR = 2.0
 """The scale that overflowed is twice the one that the note sets."""

@@ -110,7 +110,7 @@ def _after_separators(text: str, position: int) -> int:
 
 _DICTIONARY = re.compile(r"\{ *'[^{}]*\}")
 _PAIR = re.compile(rf"'([\w/.@-]+)': *'?({NUMBER})'?(?= *[,}}])")
-_BAR = re.compile(rf"\d+%\|[^|]*\| *({INTEGER})/({INTEGER}) ")
+_BAR = re.compile(rf"\d%\|[^|]*\| *({INTEGER})/({INTEGER}) ")
 
 
 class _ConsoleReader:

@@ -27,10 +27,13 @@ __all__ = ["KEY_VALUE", "NamedLine", "parse_line"]
 
 _TENSOR = re.compile(r"Tensor\(shape=\[[^\]]{0,40}\], dtype=\w+, value=\s*\[?([^)\]]*)\]?\)")
 _PAIR = re.compile(
-    rf"(?<![\w/.])([A-Za-z][\w/.-]*(?: [A-Za-z][\w/-]*){{0,4}})( *[:=] *| *\[ *| +)[\[(]? *"
+    r"(?<![\w/.-])([A-Za-z][\w/.-]*(?: [A-Za-z][\w/-]*){0,4})"
+    r"( {0,9}[:=]| {0,9}\[| ) {0,9}[\[(]? {0,9}"
     rf"((?:{NUMBER}|(?i:True|False)\b)(?: ?(?:ms|sec|s|%)(?![\w/]))?)(?: */ *({INTEGER}))?"
-    rf"(?= *([^ ]?))"
+    r"(?= {0,9}([^ ]?))"
 )
+"""Name, sign, value with unit, total, and what follows. Spaces are counted, since a pattern that
+may take any number of them twice needs the square of their number."""
 _TELLING = frozenset({"loss", "grad_norm", "step_time_s", "eval_loss"})
 """Without one of these a line is no data line: many a line of a set-up names a step and a rate."""
 _TIME = re.compile(rf"(?<![\w.])time: *({NUMBER})(?![\w.:])")

@@ -29,8 +29,11 @@ __all__ = ["TimedRecord", "merge_records"]
 
 _HELD = 64
 _NEAR_S = 60.0
-"""Ranks of one step write within seconds; no program starts anew within a minute of a step that
-it has trained and reported."""
+"""Ranks tell of one step within a minute, the first one, which compiles, included."""
+_BEHIND = 4
+"""Steps by which a rank's line may be behind another's."""
+_RESTART_S = 2.0
+"""No program that has to start anew trains again sooner."""
 _LARGEST = frozenset({"overflow", "update_skipped", "step_time_s", "data_time_s",
                       "device_memory_used_bytes", "memory_allocated_bytes"})  # fmt: skip
 """Of several ranks the slowest and fullest counts, and any overflow."""
@@ -120,8 +123,10 @@ class _Merger:
         held = self._held.get(step)
         if written_s is not None and self._last_written_s is not None:
             if held is not None and held.written_s is not None:
-                near_s = max(_NEAR_S, 2 * self._interval_s)
-                if abs(written_s - held.written_s) <= near_s:
+                newest = step == self._last_step
+                near_s = _NEAR_S if newest else max(_RESTART_S, _BEHIND * self._interval_s)
+                behind = newest or (self._lag > 0 and step in list(self._held)[-1 - _BEHIND :])
+                if behind and abs(written_s - held.written_s) <= near_s:
                     return "same"
             first_s = self._first_written_s
             inside = first_s is not None and first_s <= written_s < self._last_written_s

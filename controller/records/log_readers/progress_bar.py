@@ -24,9 +24,12 @@ from mindtune.policies.signals import Observation
 __all__ = ["PROGRESS_BAR"]
 
 _BAR = re.compile(
-    rf"(?P<head>[^%|]*?)\b\d+%\|[^|]*\| *(?P<n>{INTEGER})/(?P<of>{INTEGER}) *\[(?P<rest>[^\]]*)\]?"
+    rf"%\|[^|]*\| *(?P<n>{INTEGER})/(?P<of>{INTEGER}) *\[(?P<rest>[^\]]*)\]?"
     rf"(?P<tail>.*)"
 )
+_HEAD = 200
+_LONGEST = 2000
+"""Characters of a bar and of what stands before it; a bar is as wide as a screen."""
 _RATE = re.compile(rf"({NUMBER}) *(it/s|s/it)")
 _PAIR = re.compile(rf"([A-Za-z][\w/ -]*?)[=:] *({NUMBER})(?=[,\]\s]|$)")
 _EPOCH = re.compile(rf"\bepoch\W*({INTEGER})", re.IGNORECASE)
@@ -42,16 +45,18 @@ class _Reader:
     def feed(self, line: str) -> Sequence[Record] | None:
         if self._events.feed(line):
             return []
-        found = _BAR.search(line) if "%|" in line else None
+        start = line.find("%|")
+        found = _BAR.match(line, start, start + _LONGEST) if start > 0 else None
         if found is None:
             return None
+        head = line[max(0, start - _HEAD) : start]
         pairs = [(name.strip(), value) for name, value in _PAIR.findall(
             found["rest"] + "," + found["tail"])]  # fmt: skip
         signals = fields.collect(pairs)
         if "loss" not in signals:
             return None
-        epoch = _EPOCH.search(found["head"]) or _EPOCH.search(found["tail"])
-        if _EVALUATES.search(found["head"]) or (epoch is None and self._first_epoch is not None):
+        epoch = _EPOCH.search(head) or _EPOCH.search(found["tail"])
+        if _EVALUATES.search(head) or (epoch is None and self._first_epoch is not None):
             return [Record(Observation(step=self._last, eval_loss=signals["loss"]))]
         count, total = int(found["n"]), int(found["of"])
         if count == 0:

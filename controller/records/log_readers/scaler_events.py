@@ -14,7 +14,7 @@ from mindtune.controller.records.log_readers.reader import NUMBER, number
 __all__ = ["ScalerEvents"]
 
 _SKIPPED = re.compile(
-    rf"overflow\S* *(?:detected\.)? *(?:Rank (\d+) )?Skipping step\. "
+    rf"overflow\S{{0,9}} *(?:detected\.)? *(?:Rank (\d+) )?Skipping step\. "
     rf"Attempted loss scale: ({NUMBER})(?:, (?:but|reducing))",
     re.IGNORECASE,
 )
