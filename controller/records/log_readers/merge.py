@@ -125,8 +125,8 @@ class _Merger:
             if held is not None and held.written_s is not None:
                 newest = step == self._last_step
                 near_s = _NEAR_S if newest else max(_RESTART_S, _BEHIND * self._interval_s)
-                behind = newest or (self._lag > 0 and step in list(self._held)[-1 - _BEHIND :])
-                if behind and abs(written_s - held.written_s) <= near_s:
+                lags = self._lag > 0 and step in list(self._held)[-1 - _BEHIND :]
+                if (newest or lags) and abs(written_s - held.written_s) <= near_s:
                     return "same"
             first_s = self._first_written_s
             inside = first_s is not None and first_s <= written_s < self._last_written_s
