@@ -120,7 +120,7 @@ class RewindPolicy:
         can_rewind = feedback.facts.can_rewind and not state.refused
         if can_rewind and len(state.rewinds) < self.limits.budget:
             return self._rewind(observation, lost, state)
-        return self._stop(observation, lost, feedback, state), state
+        return self._stop(observation, lost, state), state
 
     def _follow(
         self, observation: Observation, found: Mapping[FindingKind, Finding], state: RewindState
