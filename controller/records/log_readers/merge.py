@@ -133,8 +133,8 @@ class _Merger:
             return "copy" if inside else "restart"
         if step == self._last_step:
             return "same"
-        newest = list(self._held)[-1 - self._lag : -1]
-        return "same" if step in newest and step != self._first_step else "restart"
+        just_before = list(self._held)[-1 - self._lag : -1]
+        return "same" if step in just_before and step != self._first_step else "restart"
 
     def _restart(self) -> Iterator[Observation]:
         yield from self.flush()
