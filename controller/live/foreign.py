@@ -1,35 +1,38 @@
-"""Training steps that are not ours: what their outputs mean and which knobs can be reached.
+"""Training steps that are not ours: their outputs are read, what can be reached is turned.
 
-Known shapes of `net_outputs`:
+How the outputs are read stands in `foreign_outputs`. Three things of such a step act on a knob
+besides us, and are dealt with here:
 
-| Values | Step |
-|---|---|
-| loss | `nn.TrainOneStepCell` |
-| (loss, gradients) | the same with `return_grad=True` |
-| (loss, overflow, scale) | `nn.TrainOneStepWithLossScaleCell`, MindFormers |
-| (loss, overflow, scale, learning rate) | MindFormers |
-| (loss, overflow, scale, learning rate, global norm) | MindFormers |
-| the same, local norms, their sizes | MindFormers with `local_norm` |
-
-Of a tuple of any other length the first value is taken as the loss. MindFormers gives False for a
-scale, and None for a norm, that it does not have.
-
-The scale in these outputs may already be the one of the next step, lowered by an overflow: where
-the step has its Parameter `scale_sense`, the scale that acted is the one it held before the call.
+- MindFormers' step reports the rate of a *copy* that it made of the optimizer's schedule: the copy
+  is scaled by the same Parameter, so that the log shows the rate that acts.
+- A step whose manager moves the loss scale by its own rule goes on doing so inside its graph. Once
+  a policy owns the scale, what the rule wrote is taken back right after the call, so that there is
+  one writer: an isolated overflow halves nothing, and a growth is not made twice.
+- There is neither a skip threshold nor a state to go back to: those knobs are not reachable, and
+  `RunFacts.can_rewind` is false, so that policies advise or stop instead.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter, Tensor, nn, ops
 from typing_extensions import assert_never
 
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.actuators import Actuators
-from mindtune.controller.live.learning_rate import LearningRate
+from mindtune.controller.live.foreign_outputs import (
+    StepConventions,
+    conventions_of,
+    decode,
+    find_scale_sense,
+    number,
+)
+from mindtune.controller.live.learning_rate import LearningRate, has_learning_rate
 from mindtune.controller.live.sensors import StepSignals
 from mindtune.controller.live.step_adapter import (
     DEVICES,
@@ -49,50 +52,17 @@ from mindtune.policies.decisions import (
 )
 from mindtune.policies.facts import RunFacts
 
-__all__ = ["ForeignActuators", "ForeignStep", "decode", "find_scale_sense"]
+__all__ = ["ForeignActuators", "ForeignStep"]
 
-_WITH_SCALE = (3, 4, 5, 7)
-
-
-def decode(outputs: Any, *, scale_before: float | None = None) -> StepSignals:
-    """Return the signals in what a training step returned.
-
-    Args:
-        outputs: `cb_params.net_outputs`.
-        scale_before: Loss scale that the step's Parameter held before the call.
-    """
-    if not isinstance(outputs, (tuple, list)):
-        return StepSignals(loss=_mean(outputs))
-    if not outputs:
-        return StepSignals()
-    if len(outputs) not in _WITH_SCALE:
-        return StepSignals(loss=_mean(outputs[0]))
-    loss, overflow, scale, *more = outputs
-    overflowed = None if overflow is None else float(np.any(_array(overflow) != 0))
-    rate = more[0] if more else None
-    norm = more[1] if len(more) > 1 else None
-    return StepSignals(
-        loss=_mean(loss),
-        overflow=overflowed,
-        # These steps skip the update on an overflow, and for nothing else.
-        update_skipped=overflowed,
-        loss_scale=scale_before if scale_before is not None else _mean(scale),
-        learning_rate=_first(rate),
-        grad_norm=_mean(norm),
-    )
-
-
-def find_scale_sense(train_network: Any) -> Parameter | None:
-    """Return the Parameter in which a step keeps its loss scale; None if it has none."""
-    found = getattr(train_network, "scale_sense", None)
-    return found if isinstance(found, Parameter) else None
+_COPIES: Final = ("learning_rate", "default_lr", "grouped_lr")
+"""Attributes in which MindFormers' steps keep schedules for their report."""
 
 
 class ForeignActuators:
     """Turns what can be reached of a step that is not ours: learning rate and loss scale.
 
     Both are written by `ops.assign` only: after `set_data` a compiled branch would go on with the
-    old value. The step does not say what acted, so obedience cannot be checked.
+    old value.
 
     Args:
         train_network: The step.
@@ -103,8 +73,14 @@ class ForeignActuators:
 
     def __init__(self, train_network: Any, optimizer: Any, *, acts: bool) -> None:
         self._scale_sense = find_scale_sense(train_network)
-        self._has_rate = optimizer is not None
-        self._rate = LearningRate(optimizer) if acts and optimizer is not None else None
+        self._has_rate = optimizer is not None and has_learning_rate(optimizer)
+        self._rate: LearningRate | None = None
+        self._reports_rate = False
+        if acts and self._has_rate:
+            self._rate = LearningRate(optimizer, reports=True)
+            self._reports_rate = _follow(train_network, optimizer, self._rate)
+        self._previous = self._current = 1.0
+        self._owns_loss_scale = False
         self._values: dict[str, float] = {}
 
     @property
@@ -127,8 +103,8 @@ class ForeignActuators:
         del micro_batch_size
 
     def take_over(self, knobs: frozenset[str]) -> None:
-        """Changes nothing: the step's own rule for the loss scale cannot be switched off."""
-        del knobs
+        """From now on the step's own rule does not move a loss scale that a policy owns."""
+        self._owns_loss_scale = SetLossScale.knob in knobs
 
     def apply(self, action: SetPoint) -> None:
         """Set a knob for the next step.
@@ -139,9 +115,9 @@ class ForeignActuators:
         match action:
             case SetLearningRateScale(value) if self._rate is not None:
                 self._rate.set_scale(value)
+                self._previous, self._current = self._current, float(value)
             case SetLossScale(value) if self._scale_sense is not None:
-                parameter = self._scale_sense
-                ops.assign(parameter, Tensor(np.full(parameter.shape, value), parameter.dtype))
+                _assign(self._scale_sense, value)
             case (
                 SetLearningRateScale()
                 | SetLossScale()
@@ -169,9 +145,38 @@ class ForeignActuators:
         if name in values and self._rate is not None:
             self.apply(SetLearningRateScale(values[name]))
 
+    def keep_loss_scale(self, acted: float | None) -> None:
+        """Take back what the step's own rule made of the loss scale, if a policy owns it."""
+        if acted is None or not self._owns_loss_scale or self._scale_sense is None:
+            return
+        if number(self._scale_sense) != acted:
+            _assign(self._scale_sense, acted)
+
+    def acted_rate_scale(self, learning_rate: float | None) -> float | None:
+        """Return the factor over the schedule that acted in a step; None where it does not show.
+
+        A schedule leaves it in a Parameter, from inside the graph. A plain rate must be one of
+        those that were set here: else somebody else wrote it.
+
+        Args:
+            learning_rate: The rate that the step reported.
+        """
+        rate = self._rate
+        if rate is None:
+            return None
+        if rate.acted is not None:
+            return number(rate.acted)
+        if learning_rate is None or not self._reports_rate or not rate.bases:
+            return None
+        base = number(rate.bases[0]) or 0.0
+        for scale in (self._current, self._previous):
+            if math.isclose(learning_rate, base * scale, rel_tol=1e-5):
+                return scale
+        return None
+
 
 class ForeignStep:
-    """A training step that is not ours: what it returns is read, what can be reached is turned.
+    """A training step that is not ours, as the session sees it.
 
     Args:
         train_network: The step.
@@ -197,12 +202,13 @@ class ForeignStep:
         self.data_parallel = data_parallel
         self._job_size = job_size
         self._optimizer = optimizer
+        self._conventions: StepConventions = conventions_of(train_network)
         self._scale_sense = find_scale_sense(train_network)
         self._scale_before: float | None = None
-        self._manages_scale = getattr(train_network, "loss_scaling_manager", None) is not None
-        foreign = ForeignActuators(train_network, optimizer, acts=acts)
-        self.actuators: Actuators = foreign
-        self.unreachable = foreign.unreachable
+        self._manager = getattr(train_network, "loss_scaling_manager", None)
+        self._hands = ForeignActuators(train_network, optimizer, acts=acts)
+        self.actuators: Actuators = self._hands
+        self.unreachable = self._hands.unreachable
 
     def graph_key(self) -> str:
         """One graph per batch shape."""
@@ -210,11 +216,18 @@ class ForeignStep:
 
     def begin_call(self) -> None:
         """Remember the loss scale that is about to act."""
-        self._scale_before = _mean(self._scale_sense)
+        self._scale_before = number(self._scale_sense)
 
     def take(self, outputs: Any) -> StepSignals:
         """Return what the step returned."""
-        return decode(outputs, scale_before=self._scale_before)
+        returned = decode(outputs, conventions=self._conventions)
+        acted = self._acted_scale(returned.loss_scale)
+        self._hands.keep_loss_scale(acted)
+        return replace(
+            returned,
+            loss_scale=acted,
+            learning_rate_scale=self._hands.acted_rate_scale(returned.learning_rate),
+        )
 
     def send_host_signals(self, row: Sequence[float]) -> None:
         """Changes nothing: such a step brings nothing to other ranks."""
@@ -228,14 +241,13 @@ class ForeignStep:
         self, *, micro_batch_size: int | None, max_num_microbatches: int | None, device: str
     ) -> RunFacts:
         """Return what can be seen from outside."""
-        dynamic = self._manages_scale if self._scale_sense is not None else False
         return RunFacts(
             reachable=self.actuators.reachable,
             data_parallel=self.data_parallel or 1,
             num_ranks=self._job_size,
             micro_batch_size=micro_batch_size,
             optimizer_family=optimizer_family(self._optimizer),
-            loss_scale_dynamic=dynamic,
+            loss_scale_dynamic=self._scales_dynamically(),
             max_num_microbatches=max_num_microbatches,
             device=DEVICES.get(device, device.lower()),
         )
@@ -248,25 +260,51 @@ class ForeignStep:
         """Return the only knob that shows from outside."""
         return {} if micro_batch_size is None else {"micro_batch_size": micro_batch_size}
 
+    def _scales_dynamically(self) -> bool:
+        fixed = isinstance(self._manager, nn.FixedLossScaleUpdateCell)
+        return self._scale_sense is not None and self._manager is not None and not fixed
 
-def _array(value: Any) -> Any:
-    return value.asnumpy() if isinstance(value, Tensor) else np.asarray(value)
+    def _acted_scale(self, returned: float | None) -> float | None:
+        """Return the loss scale that acted: what the Parameter held, if the outputs agree.
+
+        They hold the scale after the step's own rule, so they agree where that leads from the one
+        to the other. If it does not, another value than the Parameter's was at work.
+        """
+        before = self._scale_before
+        if returned is None or before is None:
+            return returned
+        factor = number(getattr(self._manager, "scale_factor", None))
+        if self._manager is not None and factor is None:
+            return before
+        steps = (1.0, factor or 1.0, 1 / (factor or 1.0))
+        follows = (max(before * step, 1.0) if step < 1 else before * step for step in steps)
+        agree = any(math.isclose(returned, value, rel_tol=1e-5) for value in follows)
+        return before if agree else returned
 
 
-def _mean(value: Any) -> float | None:
-    """The mean of a number, array or Tensor; of a tuple, of its first (a total loss)."""
-    if isinstance(value, (tuple, list)):
-        value = value[0] if value else None
-    # False stands for "no loss scale".
-    if value is None or value is False:
-        return None
-    return float(np.mean(_array(value).astype(np.float64)))
+def _follow(train_network: Any, optimizer: Any, rate: LearningRate) -> bool:
+    """Let a step's own copies of the schedule follow the scale; tell whether a plain rate does.
+
+    The copies are put in by name, without the prefix that would rename Parameters in checkpoints.
+    """
+    shares = False
+    for name in _COPIES:
+        copy = getattr(train_network, name, None)
+        if isinstance(copy, nn.CellList):
+            scaled = nn.CellList([rate.wrap(cell) for cell in copy], auto_prefix=False)
+        elif isinstance(copy, nn.Cell):
+            scaled = rate.wrap(copy)
+        else:
+            if isinstance(copy, Parameter) and isinstance(optimizer.learning_rate, Parameter):
+                delattr(train_network, name)
+                train_network.insert_param_to_cell(name, optimizer.learning_rate)
+                shares = True
+            continue
+        if scaled is not copy:
+            delattr(train_network, name)
+            train_network.insert_child_to_cell(name, scaled)
+    return shares
 
 
-def _first(value: Any) -> float | None:
-    """The first entry: the rate of the first group."""
-    if isinstance(value, (tuple, list)):
-        value = value[0] if value else None
-    if value is None or value is False:
-        return None
-    return float(_array(value).reshape(-1)[0])
+def _assign(parameter: Parameter, value: float) -> None:
+    ops.assign(parameter, Tensor(np.full(parameter.shape, value), parameter.dtype))

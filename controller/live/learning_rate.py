@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 
-__all__ = ["LearningRate", "ScaledSchedule"]
+__all__ = ["LearningRate", "ReportingSchedule", "ScaledSchedule", "has_learning_rate"]
 
 
 class ScaledSchedule(LearningRateSchedule):
@@ -27,6 +28,20 @@ class ScaledSchedule(LearningRateSchedule):
         return self.schedule(global_step) * self.scale
 
 
+class ReportingSchedule(ScaledSchedule):
+    """The same, leaving the factor that it read in a Parameter: what acted, not what was asked."""
+
+    def __init__(self, schedule: nn.Cell, scale: Parameter, acted: Parameter) -> None:
+        super().__init__(schedule, scale)
+        self.acted = acted
+
+    def construct(self, global_step: Any) -> Any:
+        """Return the scaled rate of a step."""
+        scale = self.scale.value()
+        ops.assign(self.acted, scale)
+        return self.schedule(global_step) * scale
+
+
 class LearningRate(nn.Cell):
     """The optimizer's learning rate as a scale over its schedule.
 
@@ -36,19 +51,32 @@ class LearningRate(nn.Cell):
     Such `rates` are scaled for the length of an update only: before it they are copied to `bases`,
     after it copied back. So whoever else writes or reads them between updates (a scheduler of
     `experimental.optim`, `ReduceLROnPlateau`, a checkpoint) deals with the unscaled rate.
+
+    Args:
+        optimizer: The optimizer.
+        reports: Whether wrapped schedules leave the factor that acted in `acted`, for a training
+            step whose outputs cannot hold it.
     """
 
-    def __init__(self, optimizer: nn.Cell) -> None:
+    def __init__(self, optimizer: nn.Cell, *, reports: bool = False) -> None:
         super().__init__(auto_prefix=False)
         self._dynamic = bool(getattr(optimizer, "dynamic_lr", False))
         grouped = bool(getattr(optimizer, "is_group_lr", False))
-        wrapped = _wrapped_scale(optimizer) if self._dynamic else None
+        wrapped = _wrapper(optimizer) if self._dynamic else None
         self.scale = (
-            _float_parameter(1.0, "mindtune.learning_rate_scale") if wrapped is None else wrapped
+            _float_parameter(1.0, "mindtune.learning_rate_scale")
+            if wrapped is None
+            else wrapped.scale
         )
+        if isinstance(wrapped, ReportingSchedule):
+            self.acted = wrapped.acted
+        elif reports and self._dynamic and wrapped is None:
+            self.acted = _float_parameter(1.0, "mindtune.acted_learning_rate_scale")
+        else:
+            self.acted = None
         rates: tuple[Parameter, ...] = ()
         if self._dynamic:
-            _wrap_schedules(optimizer, self.scale, grouped=grouped)
+            _wrap_schedules(optimizer, self.wrap, grouped=grouped)
             self.first = optimizer.learning_rate[0] if grouped else optimizer.learning_rate
             self.global_step = optimizer.global_step
         else:
@@ -58,6 +86,14 @@ class LearningRate(nn.Cell):
             _float_parameter(float(rate.asnumpy()), f"mindtune.base_learning_rate.{index}")
             for index, rate in enumerate(rates)
         )
+
+    def wrap(self, schedule: nn.Cell) -> ScaledSchedule:
+        """Return a schedule, scaled; one that is already stays as it is."""
+        if isinstance(schedule, ScaledSchedule):
+            return schedule
+        if self.acted is None:
+            return ScaledSchedule(schedule, self.scale)
+        return ReportingSchedule(schedule, self.scale, self.acted)
 
     def construct(self) -> Any:
         """Copy the rates; return (scaled rate of the first group, scale)."""
@@ -90,28 +126,37 @@ def _float_parameter(value: float, name: str) -> Parameter:
     return Parameter(Tensor(value, mstype.float32), name=name, requires_grad=False)
 
 
-def _wrapped_scale(optimizer: nn.Cell) -> Parameter | None:
-    """The scale of an optimizer whose schedule an earlier training step has wrapped."""
+def has_learning_rate(optimizer: Any) -> bool:
+    """Tell whether an optimizer holds its rate in one of the forms that can be scaled."""
+    if hasattr(optimizer, "param_groups"):
+        return True
+    rate = getattr(optimizer, "learning_rate", None)
+    if getattr(optimizer, "dynamic_lr", False):
+        return isinstance(rate, nn.Cell)
+    rates = rate if isinstance(rate, (tuple, list)) else (rate,)
+    return bool(rates) and all(isinstance(each, Parameter) for each in rates)
+
+
+def _wrapper(optimizer: nn.Cell) -> ScaledSchedule | None:
+    """What an earlier training step has wrapped the optimizer's schedule in."""
     schedule = optimizer.learning_rate
     first = schedule[0] if isinstance(schedule, nn.CellList) else schedule
-    return first.scale if isinstance(first, ScaledSchedule) else None
+    return first if isinstance(first, ScaledSchedule) else None
 
 
-def _wrap_schedules(optimizer: nn.Cell, scale: Parameter, *, grouped: bool) -> None:
+def _wrap_schedules(
+    optimizer: nn.Cell, wrap: Callable[[nn.Cell], ScaledSchedule], *, grouped: bool
+) -> None:
     if not grouped:
         if not isinstance(optimizer.learning_rate, ScaledSchedule):
-            optimizer.learning_rate = ScaledSchedule(optimizer.learning_rate, scale)
+            optimizer.learning_rate = wrap(optimizer.learning_rate)
         return
     # The list holds one entry per weight; weights of one group share the cell.
     wrapped: dict[int, ScaledSchedule] = {}
-    cells = []
     for schedule in optimizer.learning_rate:
-        if isinstance(schedule, ScaledSchedule):
-            cells.append(schedule)
-            continue
         if id(schedule) not in wrapped:
-            wrapped[id(schedule)] = ScaledSchedule(schedule, scale)
-        cells.append(wrapped[id(schedule)])
+            wrapped[id(schedule)] = wrap(schedule)
+    cells = [wrapped[id(schedule)] for schedule in optimizer.learning_rate]
     optimizer.learning_rate = nn.CellList(cells, auto_prefix=False)
 
 

@@ -22,7 +22,8 @@ from single_model_signals import model_signals  # noqa: F401 - a scenario, found
 from step_toys import FEATURES, Net
 
 from mindtune.controller import TrainStep, TuneCallback, tune_loop
-from mindtune.controller.live.foreign import ForeignActuators, decode
+from mindtune.controller.live.foreign import ForeignActuators
+from mindtune.controller.live.foreign_outputs import decode
 from mindtune.controller.live.loss_scale import LossScale
 from mindtune.controller.records import read_decisions, read_signals
 from mindtune.policies.decisions import SetBatchSize, SetLearningRateScale, SetLossScale
