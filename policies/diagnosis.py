@@ -61,7 +61,8 @@ def stop_dead_run(
             continue
         count = finding.number("consecutive")
         if count >= stop_after or (count >= _REPEATED and lasted >= stop_after):
-            text = _diagnose_non_finite(observation, finding, max(stop_after, lasted))
+            frozen = found.get(FindingKind.FROZEN_LOSS)
+            text = _diagnose_non_finite(observation, finding, max(stop_after, lasted), frozen)
             name = "non-finite loss" if kind is FindingKind.NON_FINITE_LOSS else "non-finite norm"
             return Decision(
                 actions=(RequestStop(id=name.replace(" ", "-"), diagnosis=text),),
@@ -79,11 +80,21 @@ def stop_dead_run(
     )
 
 
-def _diagnose_non_finite(observation: Observation, finding: Finding, limit: int) -> str:
+def _diagnose_non_finite(
+    observation: Observation, finding: Finding, limit: int, frozen: Finding | None
+) -> str:
     is_loss = finding.kind is FindingKind.NON_FINITE_LOSS
     name = "loss" if is_loss else "gradient norm"
     head = f"non-finite {name} for {limit} steps in a row (step {observation.step})"
-    if not is_loss and observation.loss is not None and math.isfinite(observation.loss):
+    since = limit
+    if frozen is not None and frozen.number("skipped") > 0:
+        since = round(frozen.number("count"))
+        cause = (
+            f"the loss is finite, but it has been {observation.loss!r} for {since} steps whatever "
+            "the data were: an earlier update has driven the weights out of range (a loss of "
+            "ln(vocabulary size) means uniform guesses), with a learning rate that is far too high"
+        )
+    elif not is_loss and observation.loss is not None and math.isfinite(observation.loss):
         cause = (
             f"the loss is finite ({observation.loss:.4g}), so the forward pass and the weights "
             "are still good and the backward pass is not: look for sqrt, log, norm or division at "
@@ -91,8 +102,10 @@ def _diagnose_non_finite(observation: Observation, finding: Finding, limit: int)
         )
     elif observation.update_skipped:
         cause = (
-            "every update was skipped, so the weights are those of the last good step, or were "
-            "bad before: look at the batches since then, and at the checkpoint that was loaded"
+            f"every update was skipped, so {limit} batches met the same weights: these are bad, "
+            "not one batch, and not the loss scale, which does not act on the loss. The updates "
+            "before have driven them out of range (float16 ends at 65504), or the checkpoint that "
+            "was loaded was bad"
         )
     else:
         cause = (
@@ -101,7 +114,7 @@ def _diagnose_non_finite(observation: Observation, finding: Finding, limit: int)
         )
     return (
         f"{head}: {cause}. Go back to a checkpoint from before step "
-        f"{max(1, observation.step - limit)}, pass over the data since then, and lower the "
+        f"{max(1, observation.step - since)}, pass over the data since then, and lower the "
         "learning rate if it happens again."
     )
 

@@ -134,8 +134,8 @@ class LiveSession:
             self.advise(
                 "unreachable_knobs",
                 f"{self._adapter.name} is not mindtune's training step: {names} cannot be turned "
-                f"on it; reached: {reached}, whose effect cannot be read back. Wrap the network "
-                "in mindtune.controller.TrainStep for all knobs and signals.",
+                f"on it; reached: {reached}. Wrap the network in mindtune.controller.TrainStep "
+                "for all knobs and signals.",
             )
         if self._faults is not None:
             self.advise(PLANTED_FAULTS, self._faults.summary)

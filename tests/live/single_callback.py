@@ -5,6 +5,7 @@ Arguments: the scenarios to run. Each runs in a folder of its own below the work
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
@@ -22,7 +23,7 @@ from single_model_signals import model_signals  # noqa: F401 - a scenario, found
 from step_toys import FEATURES, Net
 
 from mindtune.controller import TrainStep, TuneCallback, tune_loop
-from mindtune.controller.live.foreign import ForeignActuators
+from mindtune.controller.live.foreign import ForeignActuators, ForeignStep
 from mindtune.controller.live.foreign_outputs import decode
 from mindtune.controller.live.loss_scale import LossScale
 from mindtune.controller.records import read_decisions, read_signals
@@ -140,9 +141,13 @@ def identical():
 
 
 class Foreign(nn.Cell):
-    """A step that is not ours and returns a tuple of `length` values, as MindFormers' does."""
+    """A step that is not ours and returns a tuple of `length` values, as MindFormers' does.
 
-    def __init__(self, network, optimizer, length, *, scale=1024.0):
+    As that one it reports the rate of a copy of the optimizer's schedule, and may let a manager
+    move its loss scale.
+    """
+
+    def __init__(self, network, optimizer, length, *, scale=1024.0, manager=None):
         super().__init__(auto_prefix=False)
         self.network = network
         self.optimizer = optimizer
@@ -150,7 +155,9 @@ class Foreign(nn.Cell):
         self.scale_sense = Parameter(Tensor([scale], ms.float32), name="scale_sense")
         self.weights = optimizer.parameters
         self.grad = ops.GradOperation(get_by_list=True, sens_param=True)
-        self.rate = Tensor([LEARNING_RATE], ms.float32)
+        self.learning_rate = copy.deepcopy(optimizer.learning_rate)
+        self.loss_scaling_manager = manager
+        self.managed = manager is not None
 
     def construct(self, x, y):
         loss = self.network(x, y)
@@ -164,15 +171,21 @@ class Foreign(nn.Cell):
             scaled += (grad / scale.reshape(()),)
         norm = ops.sqrt(total)
         overflow = ops.logical_not(ops.isfinite(norm))
+        if self.managed:
+            overflow = self.loss_scaling_manager(self.scale_sense, overflow)
+            scale = self.scale_sense.value()
+        rate = self.learning_rate
+        if self.optimizer.dynamic_lr:
+            rate = self.learning_rate(self.optimizer.global_step)
         if ops.logical_not(overflow):
             self.optimizer(scaled)
         if self.length == 3:
             return loss, overflow, scale
         if self.length == 4:
-            return loss, overflow, scale, self.rate
+            return loss, overflow, scale, rate
         if self.length == 5:
-            return loss, overflow, scale, self.rate, norm.reshape((1,))
-        return loss, overflow, scale, self.rate, norm.reshape((1,)), norm * norm, (1, 2)
+            return loss, overflow, scale, rate, norm.reshape((1,))
+        return loss, overflow, scale, rate, norm.reshape((1,)), norm * norm, (1, 2)
 
 
 def poison(x, y):
@@ -208,16 +221,40 @@ def foreign_knobs():
         step = Foreign(net, optimizer, 5)
         hands = ForeignActuators(step, optimizer, acts=True)
         x, y = (Tensor(array[:8]) for array in samples(8))
-        moved, scales = [], []
+        moved, scales, rates, acted = [], [], [], []
         for scale in (1.0, 0.0, 1.0, 10.0, 1.0):
             hands.apply(SetLearningRateScale(scale))
             hands.apply(SetLossScale(2.0 ** (10 + len(moved))))
             before = weights(net)
-            norm = decode(step(x, y)).grad_norm
-            moved.append(float(np.linalg.norm(weights(net) - before)) / norm)
+            seen_step = decode(step(x, y))
+            moved.append(float(np.linalg.norm(weights(net) - before)) / seen_step.grad_norm)
+            rates.append(seen_step.learning_rate)
+            acted.append(hands.acted_rate_scale(seen_step.learning_rate))
             scales.append(decode(step(x, y)).loss_scale)
-        seen[form] = {"moved": moved, "scales": scales, "reachable": sorted(hands.reachable),
+        seen[form] = {"moved": moved, "scales": scales, "rates": rates, "acted": acted, "reachable": sorted(hands.reachable),
                       "unreachable": list(hands.unreachable)}  # fmt: skip
+    return seen
+
+
+def foreign_rule():
+    """A step moves its loss scale by its own rule; once a policy owns the scale, it rests."""
+    seen = {}
+    x, y = (Tensor(array[:8]) for array in samples(8))
+    bad = Tensor(np.full((8, FEATURES), np.nan, np.float32))
+    for owned in (False, True):
+        net = Net()
+        optimizer = adam(net)
+        manager = nn.DynamicLossScaleUpdateCell(1024.0, 2.0, 3)
+        step = Foreign(net, optimizer, 5, manager=manager)
+        adapter = ForeignStep(step, optimizer, acts=True, data_parallel=1, job_size=1)
+        if owned:
+            adapter.actuators.take_over(frozenset({"loss_scale"}))
+        acted = []
+        for number in range(8):
+            adapter.begin_call()
+            acted.append(adapter.take(step(bad if number == 1 else x, y)).loss_scale)
+        facts = adapter.facts(micro_batch_size=8, max_num_microbatches=None, device="CPU")
+        seen[str(owned)] = {"acted": acted, "dynamic": facts.loss_scale_dynamic}
     return seen
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.mindspore
 
 HERE = Path(__file__).parent
 GRAPH = (
-    "three_lines", "identical", "foreign", "foreign_knobs", "untouched_in_observe_mode", "resize",
+    "three_lines", "identical", "foreign", "foreign_knobs", "foreign_rule", "untouched_in_observe_mode", "resize",
     "guarded", "stopped", "crashed", "trial", "evaluated", "resumed", "twice", "ragged",
     "host_cost", "model_signals",
 )  # fmt: skip
@@ -119,11 +119,10 @@ def test_a_foreign_step_is_read_as_far_as_it_tells(graph, length):
     told = {
         "overflow": int(length) >= 3, "update_skipped": int(length) >= 3,
         "loss_scale": int(length) >= 3, "learning_rate": int(length) >= 4,
-        "grad_norm": int(length) >= 5,
+        "grad_norm": int(length) >= 5, "learning_rate_scale": int(length) >= 4,
     }  # fmt: skip
     for name, is_told in told.items():
         assert all((value is not None) == is_told for value in column(rows, name)), name
-    assert all(value is None for value in column(rows, "learning_rate_scale"))
     assert column(rows, "global_batch_size") == [8] * 8
     if length == "1":
         return
@@ -132,6 +131,7 @@ def test_a_foreign_step_is_read_as_far_as_it_tells(graph, length):
     assert column(rows, "loss")[4] == "nan"
     assert all(isinstance(loss, float) for loss in column(rows, "loss")[5:])
     if told["learning_rate"]:
+        assert column(rows, "learning_rate_scale") == [1.0] * 8
         assert column(rows, "learning_rate") == pytest.approx([0.05] * 8)
     if told["grad_norm"]:
         assert column(rows, "grad_norm")[4] == "nan"
@@ -152,7 +152,8 @@ def test_what_cannot_be_turned_is_named_once(graph, length):
     ]
     missing = KNOBS_OF_OUR_STEP + (["loss_scale"] if length == "1" else [])
     assert f"{', '.join(sorted(missing))} cannot be turned" in advice["reason"]
-    assert "cannot be read back" in advice["reason"]
+    reached = "learning_rate_scale" + ("" if length == "1" else ", loss_scale")
+    assert f"reached: {reached}. Wrap the network" in advice["reason"]
     assert (advice["action"], advice["policy"], advice["step"]) == ("Advise", "sensors", 0)
 
 
@@ -160,9 +161,20 @@ def test_what_cannot_be_turned_is_named_once(graph, length):
 def test_a_foreign_step_obeys_inside_its_branch(both, form):
     seen = both["foreign_knobs"][form]
     assert seen["moved"] == pytest.approx([0.05, 0.0, 0.05, 0.5, 0.05], rel=1e-3)
+    assert seen["rates"] == pytest.approx([0.05, 0.0, 0.05, 0.5, 0.05], rel=1e-3)
+    # Read back from inside the graph, not from what was written.
+    assert seen["acted"] == [1.0, 0.0, 1.0, 10.0, 1.0]
     assert seen["scales"] == [2.0**10, 2.0**11, 2.0**12, 2.0**13, 2.0**14]
     assert seen["reachable"] == ["learning_rate_scale", "loss_scale"]
     assert seen["unreachable"] == KNOBS_OF_OUR_STEP
+
+
+def test_once_a_policy_owns_the_loss_scale_the_own_rule_of_a_foreign_step_rests(graph):
+    seen = graph["foreign_rule"]
+    # An overflow in the second step, then a growth after three clean ones.
+    assert seen["False"]["acted"] == [1024, 1024, 512, 512, 512, 1024, 1024, 1024]
+    assert seen["True"]["acted"] == [1024] * 8
+    assert seen["True"]["dynamic"] is True
 
 
 def test_observe_mode_does_not_even_wrap_a_foreign_schedule(graph):
