@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,23 @@ from mindtune.controller.records import RunFolder
 __all__ = ["TuneCallback"]
 
 
+def _contained(hook: Callable[[TuneCallback, Any], None]) -> Callable[[TuneCallback, Any], None]:
+    """Let a training outlive a failure of its watcher, where it can do without it."""
+
+    @functools.wraps(hook)
+    def call(self: TuneCallback, run_context: Any) -> None:
+        if self.gave_up:
+            return
+        try:
+            hook(self, run_context)
+        except Exception as error:
+            self.gave_up = self._bound().abandon(error)
+            if not self.gave_up:
+                raise
+
+    return call
+
+
 class TuneCallback(Callback):
     """Watches a training, lets the policies decide, and turns the knobs of the training step.
 
@@ -42,6 +60,10 @@ class TuneCallback(Callback):
     Time between two calls of the step is waiting for data, apart from evaluation in `Model.fit`.
     What other callbacks do in their own `step_end` counts into it if they stand behind this one in
     the list; a step whose time holds a `ModelCheckpoint` save has phase `save`.
+
+    A failure of its own in the middle of training is logged and leaves a result; the training goes
+    on without it. Only a trial ends, which is nothing without its records, and a job whose ranks
+    act together, of which none may leave.
 
     Args:
         config: Path of a best_config.yaml (or of a MindFormers YAML with a `mindtune` block), a
@@ -93,6 +115,8 @@ class TuneCallback(Callback):
         self._carried: ControllerState | None = None
         self._calls = 0
         self._checkpoint = ""
+        self.gave_up = False
+        """Whether it failed and watches no more."""
 
     @property
     def stop_reason(self) -> str | None:
@@ -163,6 +187,7 @@ class TuneCallback(Callback):
         """Bind the training step and start watching."""
         params = run_context.original_args()
         self._calls = params.cur_step_num
+        self.gave_up = False
         self._session, self._folder = open_session(
             self._settings,
             self._workload,
@@ -172,6 +197,7 @@ class TuneCallback(Callback):
         )
         self._checkpoint = _latest_checkpoint(params)
 
+    @_contained
     def on_train_step_begin(self, run_context: Any) -> None:
         """The data of a call is there."""
         params = run_context.original_args()
@@ -186,6 +212,7 @@ class TuneCallback(Callback):
             batch=batch,
         )
 
+    @_contained
     def on_train_step_end(self, run_context: Any) -> None:
         """A call has returned: decide, act, record."""
         params = run_context.original_args()
@@ -204,12 +231,14 @@ class TuneCallback(Callback):
         if session.stop_reason is not None:
             run_context.request_stop()
 
+    @_contained
     def on_eval_begin(self, run_context: Any) -> None:
         """Evaluation within training counts for no step."""
         del run_context
         if self._session is not None:
             self._session.pause("eval")
 
+    @_contained
     def on_eval_end(self, run_context: Any) -> None:
         """Take the validation loss, if the evaluation computed one."""
         if self._session is not None:
@@ -223,6 +252,8 @@ class TuneCallback(Callback):
 
     def on_train_end(self, run_context: Any) -> None:
         """Leave the result."""
+        if self.gave_up:
+            return
         self._look_for_checkpoint(run_context.original_args())
         session = self._bound()
         session.end()

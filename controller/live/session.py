@@ -100,6 +100,7 @@ class LiveSession:
             snapshots=adapter.snapshots,
             alerts=alerts,
         )
+        self._acts = any(seat.mode == "act" for seat in engine.seats)
         self._report = RunReport(self.controller)
         self._watchdog = self._make_watchdog()
         self._resumed: ControllerState | None = None
@@ -284,6 +285,27 @@ class LiveSession:
                 self._recorder.close()
             if self._alerts is not None:
                 self._alerts.close()
+
+    def abandon(self, error: Exception) -> bool:
+        """Leave a training that can do without it, after a failure of its own; False: it cannot.
+
+        A trial is nothing without its records, and ranks that act together must all go on
+        deciding. What policies have managed is managed by the training step again.
+        """
+        if self._trial is not None or (self._machine.num_ranks > 1 and self._acts):
+            return False
+        _LOGGER.error(
+            "mindtune failed in step %d and watches no more; the training goes on, with the knobs "
+            "as they are",
+            self.step,
+            exc_info=error,
+        )
+        try:
+            self._adapter.actuators.take_over(frozenset())
+            self.end(error)
+        except Exception:
+            _LOGGER.exception("mindtune could not leave a result")
+        return True
 
     def _decide(self, sensed: SensedStep) -> None:
         """Let the controller decide on a step, and take it into the reports."""

@@ -35,6 +35,15 @@ class Turns(ContractModel):
         """Steps of the whole alternation."""
         return self.rounds * len(WAYS) * (self.block + 1)
 
+    def turn(self, index: int) -> tuple[str, int]:
+        """Return who has the turn in a step, counted from 0, and the step's place in it.
+
+        Each round begins with another way; the step at place 0 is not measured.
+        """
+        turn, place = divmod(index, self.block + 1)
+        number, seat = divmod(turn, len(WAYS))
+        return WAYS[(seat + number) % len(WAYS)], place
+
 
 class PeerCase(Document):
     """A tiny Llama in MindFormers' trainer; most fields are keys of its YAML."""

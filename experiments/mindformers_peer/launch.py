@@ -63,7 +63,7 @@ def run_case(
     log = folder / "log"
     with log.open("w", encoding="utf-8") as output:
         done = subprocess.run(
-            [python, *program, str(folder), *arguments],
+            [_anywhere(python), *program, str(folder), *arguments],
             cwd=folder,
             env=environment | {"PYTHONPATH": str(root)},
             stdout=output,
@@ -78,3 +78,8 @@ def run_case(
             f"needs mindformers 1.8.0 and mindtune's dependencies. It said:\n" + "\n".join(last)
         )
     return read_document(PeerRun, folder / PeerRun.FILE)
+
+
+def _anywhere(python: str) -> str:
+    """Return a relative path so that it holds in any folder; a link into a venv stays one."""
+    return os.path.abspath(python) if os.sep in python else python  # noqa: PTH100

@@ -92,10 +92,7 @@ def _row(name: str, guard: Guard, seen: PeerRun, records: RunFolder) -> Rescue:
     granted = [
         entry
         for entry in read_decisions(records.decisions)
-        if entry.verdict in ("granted", "undone")
-        and entry.action.startswith("Set")
-        and entry.acted is None
-        and entry.outcome is None
+        if entry.verdict == "granted" and entry.action.startswith("Set")
     ]
     losses = [step.loss for step in seen.steps]
     finite = [loss for loss in losses if math.isfinite(loss)]

@@ -71,7 +71,7 @@ class Turns(Callback):
         now_s = time.perf_counter()
         self._close(now_s)
         self._begun_s, self._hook_s = now_s, 0.0
-        way, place = self._turn(self._steps)
+        way, place = self._plan.turn(self._steps)
         watcher = self._watchers.get(way)
         if watcher is None:
             return
@@ -83,7 +83,7 @@ class Turns(Callback):
 
     def on_train_step_end(self, run_context: Any) -> None:
         """Let the watcher look at the step."""
-        way, place = self._turn(self._steps)
+        way, place = self._plan.turn(self._steps)
         watcher = self._watchers.get(way)
         if watcher is not None:
             begin_s = time.perf_counter()
@@ -103,20 +103,13 @@ class Turns(Callback):
     def _close(self, now_s: float) -> None:
         if self._begun_s is None:
             return
-        way, place = self._turn(self._steps - 1)
+        way, place = self._plan.turn(self._steps - 1)
         if place == 1:
             self._times[way].append([])
         if place >= 1:
             self._times[way][-1].append(now_s - self._begun_s)
             if way in self.hooks_s:
                 self.hooks_s[way].append(self._hook_s)
-
-    def _turn(self, index: int) -> tuple[str, int]:
-        """Return who has the turn in a step (from 0), and the step's place in it."""
-        turn, place = divmod(index, self._plan.block + 1)
-        number, seat = divmod(turn, len(WAYS))
-        # Each round begins with another one.
-        return WAYS[(seat + number) % len(WAYS)], place
 
 
 class Watcher:

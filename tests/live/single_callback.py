@@ -346,6 +346,34 @@ def crashed():
     return {"raised": message, "result": result_of("run"), "rows": rows_of("run")}
 
 
+def broken():
+    """A failure inside our own callback."""
+    seen = {}
+    for place in ("run", "trial"):
+        if place == "trial":
+            Path(place).mkdir()
+            Path("trial/knobs.yaml").write_text(KNOBS)
+            os.environ["MINDTUNE_TRIAL_DIR"] = place
+        net = Net()
+        tune = TuneCallback({"out_dir": "run", "mode": "act"})
+
+        def fail(_context, tune=tune):
+            tune._session.controller.step = None
+
+        losses = Losses()
+        raised = ""
+        try:
+            Model(TrainStep(net, adam(net))).train(
+                1, dataset(7), callbacks=[losses, tune, At({3: fail})]
+            )
+        except TypeError as error:
+            raised = str(error)
+        os.environ.pop("MINDTUNE_TRIAL_DIR", None)
+        seen[place] = {"raised": raised, "gave_up": tune.gave_up, "stop": tune.stop_reason,
+                       "calls": len(losses.values)}  # fmt: skip
+    return seen | {"result": result_of("run"), "rows": rows_of("run")}
+
+
 KNOBS = """
 schema: 1
 knobs: {micro_batch_size: 8, data_parallel: 1}

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.mindspore
 HERE = Path(__file__).parent
 GRAPH = (
     "three_lines", "identical", "foreign", "foreign_knobs", "foreign_rule", "untouched_in_observe_mode", "resize",
-    "guarded", "stopped", "crashed", "trial", "evaluated", "resumed", "twice", "ragged",
+    "guarded", "stopped", "crashed", "broken", "trial", "evaluated", "resumed", "twice", "ragged",
     "host_cost", "model_signals",
 )  # fmt: skip
 PYNATIVE = ("loop", "foreign_knobs", "guarded", "model_signals")
@@ -260,6 +260,18 @@ def test_an_exception_in_training_leaves_a_typed_result_and_goes_on(graph):
     assert (result["outcome"], result["steps"]) == ("oom", 5)
     assert result["message"] == "MemoryError: no room for the next batch"
     assert column(seen["rows"], "step") == [1, 2, 3, 4, 5]
+
+
+def test_a_failure_of_our_own_ends_a_trial_but_no_training(graph):
+    seen = graph["broken"]
+    run = seen["run"]
+    assert (run["raised"], run["gave_up"], run["stop"], run["calls"]) == ("", True, None, 7)
+    assert column(seen["rows"], "step") == [1, 2, 3]
+    assert seen["result"]["outcome"] == "crash"
+    assert "not callable" in seen["result"]["message"]
+    assert "mindtune failed in step 4 and watches no more" in graph["log"]
+    assert "not callable" in seen["trial"]["raised"]
+    assert seen["trial"]["calls"] == 4
 
 
 def test_a_trial_ends_itself_and_leaves_what_was_measured(graph):
