@@ -5,6 +5,7 @@ Every fact about a step is witnessed there without mindtune, by a callback that 
 
 import json
 import math
+import statistics
 
 import pytest
 
@@ -208,7 +209,7 @@ def test_a_divergence_without_a_non_finite_value_lowers_the_learning_rate(train)
 
 def test_a_norm_that_doubles_on_resume_with_another_interleave_is_no_trouble(train):
     first = train(steps=60, saves=True, plugged="instance", mindtune=ACT)
-    (saved,) = (first.folder / "run" / "state").glob("*.json")
+    assert list((first.folder / "run" / "state").glob("*.json"))
     second = train(
         steps=60,
         interleave=2,
@@ -219,13 +220,14 @@ def test_a_norm_that_doubles_on_resume_with_another_interleave_is_no_trouble(tra
     rows = first.rows
     assert [row.step for row in rows] == list(range(1, 121))
     assert {row.run for row in rows} == {0, 1}
-    assert saved.exists()
     before, after = rows[50:60], rows[60:70]
     # The step returns the sum of two losses, MindFormers prints their mean, and so do we record it.
     assert equal([row.loss for row in after], [loss / 2 for loss in second.witnessed("loss")[:10]])
     for name, ratio in (("loss", 1.0), ("grad_norm", 2.0)):
-        means = [sum(getattr(row, name) for row in part) / 10 for part in (before, after)]
-        assert means[1] / means[0] == pytest.approx(ratio, rel=0.35), name
+        levels = [
+            statistics.median(getattr(row, name) for row in part) for part in (before, after)
+        ]
+        assert levels[1] / levels[0] == pytest.approx(ratio, rel=0.3), name
     acted = [entry for entry in second_decisions(first, 60) if entry.action != "Advise"]
     assert acted == []
     assert second.seen.stop_reason is None
