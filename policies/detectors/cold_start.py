@@ -3,12 +3,15 @@
 Theory of operation. The loss is watched through the median of 3 samples, which one outlier cannot
 move, against the lowest such median so far (at first: the first loss). Noise is what makes this
 hard: a fine-tuning run starts with a loss that scatters by 20 % from batch to batch and is
-healthy. So there is no single threshold but six patterns, each of which noise alone does not
+healthy. So there is no single threshold but seven patterns, each of which noise alone does not
 make:
 
 - **jump**: the first losses but one or two are 5 times the first;
 - **excursion**: three losses in a row are at twice the lowest median (3 times, if fewer than 4
   losses came before), above 1.5 times everything before, and climb;
+- **worse than untrained**, in the 9th to 12th loss: the newest 5 all stand above 1.5 times the
+  highest of the first 4, however they scatter, and do not fall: a loss that uniform guesses would
+  beat (seen with AdamW at 1.0 under a clip: 5.5, 4.3, 4.8, then 8 to 31 without an order);
 - **return**: the run was learning in order (the medians fell, nearly without a break, to 70 % of
   the first loss and the norm to 35 % of its first), and now both come back: three of four losses
   stand at `cold_rise` times the lowest median, the fourth above it too, and the median norm at
@@ -53,6 +56,7 @@ _EXCURSION_EARLY, _EXCURSION, _ABOVE_ALL = 3.0, 2.0, 1.5
 _LEARNT, _NORM_FELL, _MOST_UPS = 0.7, 0.35, 0.2
 _FELL, _STANDS, _OF_FIRST, _STANDSTILL = 0.68, 1.08, 0.65, range(13, 17)
 _NORM_FELL_FAR = 0.3
+_SETTLED, _STAYS = 4, 5
 _FOURTH, _NORM_BACK = 1.08, 1.75
 _ELEVATED, _LARGEST_SHARE = 1.02, 0.5
 _EXCESS = 3.0
@@ -186,6 +190,10 @@ def _pattern(state: ColdStartState, now: float, thresholds: DetectorThresholds) 
         and state.lowest_ups <= _MOST_UPS * state.lowest_downs
         and _norm_fell(state, _NORM_FELL)
     )
+    if len(losses) == state.seen >= _SETTLED + _STAYS:
+        worst = max(losses[:_SETTLED])
+        if min(losses[-_STAYS:]) >= _ABOVE_ALL * worst and max(b, c) >= a:
+            return "worse than untrained"
     distances = tuple(abs(later - earlier) for earlier, later in pairwise(losses[-_BASE - 1 :]))
     if not learnt or now - lowest < _NOISE * median(distances):
         return ""
