@@ -17,7 +17,7 @@ def median(values: tuple[float, ...]) -> float:
     half = len(ordered) // 2
     if len(ordered) % 2:
         return ordered[half]
-    return 0.5 * (ordered[half - 1] + ordered[half])
+    return 0.5 * ordered[half - 1] + 0.5 * ordered[half]
 
 
 def push(values: tuple[float, ...], value: float, size: int) -> tuple[float, ...]:
@@ -64,7 +64,7 @@ class Window:
         half = len(ordered) // 2
         if len(ordered) % 2:
             return ordered[half]
-        return 0.5 * (ordered[half - 1] + ordered[half])
+        return 0.5 * ordered[half - 1] + 0.5 * ordered[half]
 
     def mad(self, center: float) -> float:
         """Return the median absolute deviation from `center`, which must be the median."""
@@ -72,7 +72,7 @@ class Window:
         if count % 2:
             return self._kth_deviation(center, count // 2 + 1)
         low = self._kth_deviation(center, count // 2)
-        return 0.5 * (low + self._kth_deviation(center, count // 2 + 1))
+        return 0.5 * low + 0.5 * self._kth_deviation(center, count // 2 + 1)
 
     def _kth_deviation(self, center: float, k: int) -> float:
         """Return the k-th smallest distance from `center`: the k nearest are neighbours."""

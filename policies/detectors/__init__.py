@@ -11,10 +11,19 @@ from dataclasses import dataclass, field
 
 from mindtune.policies.detectors.clipping import ClippingState, judge_clipping
 from mindtune.policies.detectors.cold_start import ColdStartState, judge_cold_start
+from mindtune.policies.detectors.gradient import GradientState, judge_gradient
+from mindtune.policies.detectors.leap import LeapState, judge_leap
+from mindtune.policies.detectors.memory import MemoryState, judge_memory
 from mindtune.policies.detectors.non_finite import NonFiniteState, judge_non_finite
+from mindtune.policies.detectors.outliers import judge_outlier
 from mindtune.policies.detectors.overflow import OverflowState, judge_overflow
 from mindtune.policies.detectors.performance import PerformanceState, judge_performance
-from mindtune.policies.detectors.spike import Judgement, SpikeState, judge_sample
+from mindtune.policies.detectors.periodic import PeriodicState, judge_period
+from mindtune.policies.detectors.progress import ProgressState, judge_progress
+from mindtune.policies.detectors.readings import ReadingState, judge_readings
+from mindtune.policies.detectors.scale_range import ScaleRangeState, judge_scale_range
+from mindtune.policies.detectors.spike import SpikeState, judge_sample
+from mindtune.policies.detectors.straggler import StragglerState, judge_straggler
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.detectors.trend import TrendState, judge_trend
 from mindtune.policies.facts import GradNormPriorLike
@@ -30,14 +39,26 @@ _DEFAULT = DetectorThresholds()
 class DetectorState:
     """State of all detectors."""
 
-    loss: SpikeState = field(default_factory=SpikeState)
-    grad_norm: SpikeState = field(default_factory=SpikeState)
-    cold_start: ColdStartState = field(default_factory=ColdStartState)
-    trend: TrendState = field(default_factory=TrendState)
+    readings: ReadingState = field(default_factory=ReadingState)
     non_finite: NonFiniteState = field(default_factory=NonFiniteState)
     overflow: OverflowState = field(default_factory=OverflowState)
-    performance: PerformanceState = field(default_factory=PerformanceState)
+    scale_range: ScaleRangeState = field(default_factory=ScaleRangeState)
+    loss: SpikeState = field(default_factory=SpikeState)
+    loss_spikes: PeriodicState = field(default_factory=PeriodicState)
+    cold_start: ColdStartState = field(default_factory=ColdStartState)
+    leap: LeapState = field(default_factory=LeapState)
+    trend: TrendState = field(default_factory=TrendState)
+    progress: ProgressState = field(default_factory=ProgressState)
+    loss_level: float | None = None
+    """Median of the loss's baseline."""
+    grad_norm: SpikeState = field(default_factory=SpikeState)
+    norm_spikes: PeriodicState = field(default_factory=PeriodicState)
+    gradient: GradientState = field(default_factory=GradientState)
     clipping: ClippingState = field(default_factory=ClippingState)
+    performance: PerformanceState = field(default_factory=PerformanceState)
+    slow_steps: PeriodicState = field(default_factory=PeriodicState)
+    memory: MemoryState = field(default_factory=MemoryState)
+    straggler: StragglerState = field(default_factory=StragglerState)
     last_step: int = -1
     hidden_reported: bool = False
     """Whether it was reported that steps are missing in between."""
@@ -51,7 +72,8 @@ def update(
 ) -> tuple[tuple[Finding, ...], DetectorState]:
     """Return what this step shows, and the next state.
 
-    The times of steps that held a compilation, an evaluation or a save are passed over.
+    The times of steps that held a compilation, an evaluation or a save are passed over, and so
+    are readings that cannot be true.
 
     Args:
         observation: The step.
@@ -59,92 +81,104 @@ def update(
         thresholds: When to report.
         prior: Gradient-norm statistics of earlier runs, until this run has its own.
     """
-    observation = comparable(observation)
-    findings, non_finite = judge_non_finite(observation, state.non_finite)
+    findings, observation, readings = judge_readings(
+        comparable(observation), state.readings, thresholds
+    )
+    found, non_finite = judge_non_finite(observation, state.non_finite)
+    findings += found
     found, overflow = judge_overflow(observation, state.overflow, thresholds)
     findings += found
-    losses, cold_start, trend = state.loss, state.cold_start, state.trend
-    loss = observation.loss
-    if loss is not None and math.isfinite(loss):
+    found, scale_range = judge_scale_range(observation, state.scale_range, thresholds)
+    findings += found
+    step, last_step = observation.step, state.last_step
+    interval = step - max(0, last_step)
+
+    losses, loss_spikes, loss_level = state.loss, state.loss_spikes, state.loss_level
+    cold_start, leap, trend, progress = state.cold_start, state.leap, state.trend, state.progress
+    loss = _finite(observation.loss)
+    if loss is not None:
         judgement, losses = judge_sample(loss, losses, thresholds, score=thresholds.score)
-        findings += _outlier(observation, FindingKind.LOSS_SPIKE, "loss", loss, judgement)
+        loss_level = judgement.median
         exploded, cold_start = judge_cold_start(observation, loss, cold_start, thresholds)
+        leapt, leap = judge_leap(observation, loss, interval, judgement.armed, leap, thresholds)
         found, trend = judge_trend(observation, loss, judgement, trend, thresholds)
-        findings += exploded or found
-    norms = state.grad_norm
-    norm = observation.grad_norm
-    center: float | None = None
-    if norm is not None and math.isfinite(norm):
+        findings += exploded or leapt or found
+        if judgement.held:
+            kind = FindingKind.LOSS_SPIKE
+            findings += judge_outlier(observation, kind, "loss", loss, judgement, thresholds)
+            if judgement.begins:
+                found, loss_spikes = judge_period(observation, "loss", interval, loss_spikes)
+                findings += found
+        else:
+            found, progress = judge_progress(observation, loss, progress, thresholds)
+            findings += found
+
+    norms, norm_spikes = state.grad_norm, state.norm_spikes
+    gradient, clipping = state.gradient, state.clipping
+    norm = _finite(observation.grad_norm)
+    if norm is not None:
         early = None
-        if prior is not None and observation.step <= prior.expires_after_steps:
+        if prior is not None and step <= prior.expires_after_steps:
             early = (prior.median, prior.mad)
         judgement, norms = judge_sample(
             norm, norms, thresholds, score=thresholds.score, prior=early
         )
-        center = judgement.median
-        kind = FindingKind.GRAD_NORM_SPIKE
-        findings += _outlier(observation, kind, "gradient norm", norm, judgement)
-    found, performance = judge_performance(observation, state.performance, thresholds)
+        if judgement.held:
+            kind = FindingKind.GRAD_NORM_SPIKE
+            findings += judge_outlier(
+                observation, kind, "gradient norm", norm, judgement, thresholds
+            )
+            if judgement.begins:
+                found, norm_spikes = judge_period(observation, "grad_norm", interval, norm_spikes)
+                findings += found
+        found, gradient = judge_gradient(
+            observation, norm, judgement, loss, loss_level, gradient, thresholds
+        )
+        findings += found
+        found, clipping = judge_clipping(observation, judgement.median, clipping, thresholds)
+        findings += found
+
+    found, begins, performance = judge_performance(observation, state.performance, thresholds)
     findings += found
-    found, clipping = judge_clipping(observation, center, state.clipping, thresholds)
+    slow_steps = state.slow_steps
+    if begins:
+        found, slow_steps = judge_period(observation, "step_time_s", interval, slow_steps)
+        findings += found
+    found, memory = judge_memory(observation, state.memory, thresholds)
     findings += found
-    hidden = state.last_step >= 0 and observation.step > state.last_step + 1
+    found, straggler = judge_straggler(observation, state.straggler, thresholds)
+    findings += found
+    hidden = last_step >= 0 and step > last_step + 1
     if hidden and not state.hidden_reported:
-        findings += (_hidden(observation, state.last_step),)
+        findings += (_hidden(observation, last_step),)
     following = DetectorState(
-        losses,
-        norms,
-        cold_start,
-        trend,
+        readings,
         non_finite,
         overflow,
-        performance,
+        scale_range,
+        losses,
+        loss_spikes,
+        cold_start,
+        leap,
+        trend,
+        progress,
+        loss_level,
+        norms,
+        norm_spikes,
+        gradient,
         clipping,
-        observation.step,
+        performance,
+        slow_steps,
+        memory,
+        straggler,
+        step,
         state.hidden_reported or hidden,
     )
     return findings, following
 
 
-def _outlier(
-    observation: Observation, kind: FindingKind, name: str, value: float, judgement: Judgement
-) -> tuple[Finding, ...]:
-    if not judgement.flagged:
-        return ()
-    spike = Finding(
-        step=observation.step,
-        last_step=observation.step,
-        kind=kind,
-        severity=Severity.WARNING if judgement.consecutive > 1 else Severity.INFO,
-        message=f"the {name} {value:.4g} is {judgement.score:.1f} robust deviations above its "
-        f"median {judgement.median:.4g} (limit {judgement.threshold:g}), "
-        f"{judgement.consecutive} in a row.",
-        evidence={
-            "value": value,
-            "median": judgement.median,
-            "score": judgement.score,
-            "threshold": judgement.threshold,
-            "consecutive": judgement.consecutive,
-            "count": judgement.flags,
-        },
-    )
-    if judgement.shifted_from is None:
-        return (spike,)
-    shift = Finding(
-        step=observation.step - judgement.consecutive + 1,
-        last_step=observation.step,
-        kind=FindingKind.LEVEL_SHIFT,
-        severity=Severity.INFO,
-        message=f"the {name} has moved from a level of {judgement.shifted_from:.4g} to {value:.4g}"
-        f" and stays there for {judgement.consecutive} steps: this is its new baseline.",
-        evidence={
-            "signal": name.replace(" ", "_").replace("gradient", "grad"),
-            "value": value,
-            "median": judgement.shifted_from,
-            "consecutive": judgement.consecutive,
-        },
-    )
-    return (spike, shift)
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _hidden(observation: Observation, last_step: int) -> Finding:

@@ -7,15 +7,16 @@ row, unless the search takes more than `search_overflows` or reaches the floor. 
 **storm** is `storm` overflows in a row, or `storm_rate` within the window; or a scale that has
 collapsed: it fell `_COLLAPSE`-fold below its highest, under `_LOW_SCALE`, and still overflows.
 
-An overflow **without effect** is the opposite fault: the scale stays where it is and the update is
-applied all the same, so that non-finite gradients reach the weights. A scale at the **floor** that
-still overflows cannot help any more, and one that **runs away** upwards ends in infinity.
+An overflow **without effect** is the opposite fault: the scale stays where it is (or there is
+none) and the update is applied all the same, so that non-finite gradients reach the weights. A
+rate below one half, as some trainers log it, says nothing of that kind: it stands for many steps.
+A scale at the **floor** that still overflows cannot help any more.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
@@ -53,8 +54,6 @@ class OverflowState:
     """Overflows in a row at an unchanged scale whose update was not skipped."""
     at_floor: int = 0
     """Overflows in a row at or below the soft floor."""
-    ran_away: bool = False
-    """Whether the runaway was reported."""
 
 
 def judge_overflow(
@@ -63,72 +62,36 @@ def judge_overflow(
     """Return the findings about overflow and loss scale, and the next state."""
     rate = observation.overflow
     scale = observation.loss_scale
-    if scale is not None and not (math.isfinite(scale) and scale > 0):
+    if scale is not None and not 0 < scale < math.inf:
         scale = None
     if rate is None or math.isnan(rate):
-        if scale is None or (scale == state.scale and scale <= thresholds.runaway):
+        if scale is None or scale == state.scale:
             return (), state
-        return _judge_growth(observation, scale, state, thresholds)
+        return (), replace(state, scale=scale, highest=max(state.highest, scale))
     if rate <= 0:
-        return _judge_clean(observation, scale, state, thresholds)
+        return (), _after_clean(scale, state, thresholds)
     return _judge_hit(observation, scale, state, thresholds)
 
 
-def _judge_clean(
-    observation: Observation,
-    scale: float | None,
-    state: OverflowState,
-    thresholds: DetectorThresholds,
-) -> tuple[tuple[Finding, ...], OverflowState]:
+def _after_clean(
+    scale: float | None, state: OverflowState, thresholds: DetectorThresholds
+) -> OverflowState:
     clean = state.clean + 1
-    mask = (1 << thresholds.rate_window) - 1
     settles = not state.settled and clean >= _SETTLED
-    following = OverflowState(
+    highest = state.highest
+    if settles:
+        highest = scale or 0.0
+    elif scale is not None and scale > highest:
+        highest = scale
+    return OverflowState(
         0,
         clean,
         state.settled or settles,
         state.total,
-        (state.bits << 1) & mask,
-        state.scale,
-        scale or 0.0 if settles else state.highest,
-        0,
-        0,
-        state.ran_away,
+        (state.bits << 1) & ((1 << thresholds.rate_window) - 1),
+        state.scale if scale is None else scale,
+        highest,
     )
-    if scale is None or (scale == state.scale and scale <= thresholds.runaway):
-        return (), following
-    return _judge_growth(observation, scale, following, thresholds)
-
-
-def _judge_growth(
-    observation: Observation, scale: float, state: OverflowState, thresholds: DetectorThresholds
-) -> tuple[tuple[Finding, ...], OverflowState]:
-    """Note the scale, and report once that it has left the useful range upwards."""
-    grew = state.scale is not None and scale > state.scale
-    runaway = scale > thresholds.runaway and grew and not state.ran_away
-    following = OverflowState(
-        state.consecutive,
-        state.clean,
-        state.settled,
-        state.total,
-        state.bits,
-        scale,
-        max(state.highest, scale),
-        state.unmoved,
-        state.at_floor,
-        state.ran_away or runaway,
-    )
-    if not runaway:
-        return (), following
-    finding = _finding(
-        observation,
-        FindingKind.LOSS_SCALE_RUNAWAY,
-        Severity.WARNING,
-        f"the loss scale grew to {scale:g}, above {thresholds.runaway:g}: it gains nothing there "
-        "and ends in infinity.",
-        {"loss_scale": scale, "threshold": thresholds.runaway},
-    )
-    return (finding,), following
 
 
 def _judge_hit(
@@ -142,8 +105,10 @@ def _judge_hit(
     loss = observation.loss
     loss_finite = loss is None or math.isfinite(loss)
     unmoved = 0
-    if scale is not None and not observation.update_skipped:
-        unmoved = state.unmoved + 1 if state.scale in (None, scale) else 1
+    skipped = observation.update_skipped
+    applied = not skipped if scale is not None else skipped == 0
+    if applied and rate >= _MOSTLY:
+        unmoved = state.unmoved + 1 if state.scale in (None, scale) or scale is None else 1
     at_floor = state.at_floor + 1 if scale is not None and scale <= thresholds.soft_floor else 0
     following = OverflowState(
         state.consecutive + 1,
@@ -156,14 +121,13 @@ def _judge_hit(
         max(state.highest, scale or 0.0),
         unmoved,
         at_floor,
-        state.ran_away,
     )
     findings = [
         _finding(
             observation,
             FindingKind.OVERFLOW,
             Severity.INFO,
-            f"a gradient overflowed at loss scale {scale if scale is None else f'{scale:g}'}.",
+            f"a gradient overflowed at a loss scale of {_spelled(scale)}.",
             {"consecutive": following.consecutive, "loss_scale": scale},
         )
     ]
@@ -175,8 +139,8 @@ def _judge_hit(
                 observation,
                 FindingKind.OVERFLOW_WITHOUT_EFFECT,
                 Severity.CRITICAL,
-                f"{unmoved} overflows in a row neither lowered the loss scale ({scale:g}) nor "
-                "were seen to skip the update: non-finite gradients may reach the weights.",
+                f"{unmoved} overflows in a row neither lowered the loss scale ({_spelled(scale)}) "
+                "nor were seen to skip the update: non-finite gradients may reach the weights.",
                 {"consecutive": unmoved, "loss_scale": scale, "loss": loss},
             )
         )
@@ -185,8 +149,10 @@ def _judge_hit(
             _finding(
                 observation,
                 FindingKind.LOSS_SCALE_FLOOR,
-                Severity.CRITICAL if at_floor >= _CRITICAL_AT_FLOOR else Severity.WARNING,
-                f"the loss scale is at {scale:g} and the gradient still overflows "
+                Severity.CRITICAL
+                if at_floor >= _CRITICAL_AT_FLOOR or (scale or 0.0) <= thresholds.hard_floor
+                else Severity.WARNING,
+                f"the loss scale is at {_spelled(scale)} and the gradient still overflows "
                 f"({at_floor} times in a row).",
                 {"consecutive": at_floor, "loss_scale": scale, "loss": loss},
             )
@@ -217,7 +183,7 @@ def _storm(
         FindingKind.OVERFLOW_STORM,
         Severity.CRITICAL,
         f"{state.consecutive} overflows in a row and {state.bits.bit_count()} in the window; the "
-        f"loss scale is {'unknown' if scale is None else f'{scale:g}'} after {state.highest:g} at "
+        f"loss scale is {_spelled(scale)} after {state.highest:g} at "
         f"its highest, the loss is {loss}.",
         {
             "consecutive": state.consecutive,
@@ -227,6 +193,10 @@ def _storm(
             "loss_finite": int(loss_finite),
         },
     )
+
+
+def _spelled(scale: float | None) -> str:
+    return "unknown" if scale is None else f"{scale:g}"
 
 
 def _finding(

@@ -1,16 +1,17 @@
-"""Who waits for whom: starved device, under-fed device, slow steps, full memory.
+"""Who waits for whom: starved device, under-fed device, slow steps.
 
 Theory of operation. Data share and utilization are taken over `sustained` steps, so that one slow
 batch or one sample of a coarse utilization counter decides nothing. The share is the sum of the
-waiting times over the sum of the step times. A record that stands for several steps (a log with
-an interval) counts as that many.
+waiting times over the sum of the step times, the longest wait of `_MANY` or more left out. A
+record that stands for several steps (a log with an interval) counts as that many.
 
 A device with low utilization is **starved** if the pipeline makes it wait, and **under-fed** only
 if it does not: the two look alike on the device and need opposite answers.
 
 A **step-time spike** is judged like any outlier, with a higher threshold; the first steps after a
 start (compilation) are never in the baseline, since it takes `early_after` samples to judge at
-all and medians forget them.
+all and medians forget them. One is a note. Slow steps that last become the new baseline, and that
+shift is a warning, unless the batch has changed: then times start anew.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from mindtune.policies.detectors.spike import SpikeState, judge_sample
+from mindtune.policies.detectors.spike import Judgement, SpikeState, judge_sample
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Evidence, Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
@@ -27,6 +28,7 @@ from mindtune.policies.windows import Window, push
 __all__ = ["PerformanceState", "judge_performance"]
 
 _MIN_STEPS = 8
+_MANY = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,78 +40,101 @@ class PerformanceState:
     """Seconds waited for data, newest last."""
     totals: tuple[float, ...] = ()
     """Seconds of the same steps."""
-    waited_sum: float = 0.0
-    total_sum: float = 0.0
+    share: float | None = None
+    """Share of the waits in these times; None while too few steps are measured."""
     covered: int = 0
     """Steps that the waits stand for, up to `sustained`."""
     utilization: Window = field(default_factory=Window)
     last_step: int = -1
-    mfu_reported: bool = False
+    batch: float | None = None
+    """Global batch of the step times."""
 
 
 def judge_performance(
     observation: Observation, state: PerformanceState, thresholds: DetectorThresholds
-) -> tuple[tuple[Finding, ...], PerformanceState]:
-    """Return the findings about time, utilization and memory, and the next state."""
-    findings: list[Finding] = []
-    first = state.last_step < 0
+) -> tuple[tuple[Finding, ...], bool, PerformanceState]:
+    """Return the findings about time and load, whether slow steps begin, and the next state.
+
+    Args:
+        observation: The step; its times and utilization, if measured, are possible ones.
+        state: State before the step.
+        thresholds: When to report.
+    """
+    findings: tuple[Finding, ...] = ()
+    begins = False
     step_time, wait = observation.step_time_s, observation.data_time_s
     step_times, waits, totals = state.step_times, state.waits, state.totals
-    waited_sum, total_sum, covered = state.waited_sum, state.total_sum, state.covered
-    if step_time is not None and math.isfinite(step_time) and step_time > 0:
+    share, covered, batch = state.share, state.covered, observation.global_batch_size
+    if batch is not None and batch != state.batch and state.batch is not None:
+        step_times = SpikeState()
+    if step_time is not None:
         judgement, step_times = judge_sample(
             step_time, step_times, thresholds, score=thresholds.step_time_score
         )
-        if judgement.flagged:
-            findings.append(
-                _finding(
-                    observation,
-                    FindingKind.STEP_TIME_SPIKE,
-                    Severity.INFO,
-                    f"the step took {step_time:.4g} s against {judgement.median:.4g} s.",
-                    {
-                        "step_time_s": step_time,
-                        "median": judgement.median,
-                        "score": judgement.score,
-                        "threshold": judgement.threshold,
-                        "consecutive": judgement.consecutive,
-                    },
-                )
-            )
+        begins = judgement.begins
+        if judgement.held:
+            findings = _slow(observation, step_time, judgement)
         # The first step of a run holds its compilation: it would hide any waiting.
-        if not first and wait is not None and math.isfinite(wait) and wait >= 0:
-            waits = push(waits, wait, thresholds.sustained)
+        if state.last_step >= 0 and wait is not None:
+            waits = push(waits, min(wait, step_time), thresholds.sustained)
             totals = push(totals, step_time, thresholds.sustained)
             gap = max(1, observation.step - state.last_step)
             covered = min(covered + gap, thresholds.sustained)
-            # Summed anew: a running sum would drift.
-            waited_sum, total_sum = sum(waits), sum(totals)
-    measured = 0 < total_sum < math.inf and covered >= _MIN_STEPS
-    share = waited_sum / total_sum if measured else None
-    if share is not None and share > thresholds.data_share:
-        findings.append(_stall(observation, share, covered, thresholds))
+            share = _share(waits, totals) if covered >= _MIN_STEPS else None
+    starved = share is not None and share > thresholds.data_share
+    if starved and share is not None:
+        findings += (_stall(observation, share, covered, thresholds),)
     utilization = state.utilization
     busy = observation.device_utilization
-    if busy is not None and math.isfinite(busy):
+    if busy is not None:
         utilization = utilization.push(busy, thresholds.sustained)
-        starved = share is not None and share > thresholds.data_share
-        if len(utilization) == thresholds.sustained and not starved:
-            findings.extend(_under_fed(observation, utilization.median(), share, thresholds))
-    findings.extend(_memory(observation, thresholds))
-    impossible = _impossible(observation, state)
-    findings.extend(impossible)
+        if len(utilization.values) == thresholds.sustained and not starved:
+            findings += _under_fed(observation, utilization.median(), share, thresholds)
     following = PerformanceState(
         step_times,
         waits,
         totals,
-        waited_sum,
-        total_sum,
+        share,
         covered,
         utilization,
         observation.step,
-        state.mfu_reported or bool(impossible),
+        state.batch if batch is None else batch,
     )
-    return tuple(findings), following
+    return findings, begins, following
+
+
+def _share(waits: tuple[float, ...], totals: tuple[float, ...]) -> float | None:
+    """Return the share of time that was waited, without the longest wait of many."""
+    # Summed anew: a running sum would drift.
+    waited, total = sum(waits), sum(totals)
+    if len(waits) >= _MANY:
+        longest = max(waits)
+        waited -= longest
+        total -= totals[waits.index(longest)]
+    return waited / total if 0 < total < math.inf else None
+
+
+def _slow(observation: Observation, step_time: float, judgement: Judgement) -> tuple[Finding, ...]:
+    lasts = judgement.shifted_from is not None
+    if not judgement.flagged and not lasts:
+        return ()
+    stays = f", and has stayed there for {len(judgement.held)} steps" if lasts else ""
+    return (
+        _finding(
+            observation,
+            FindingKind.STEP_TIME_SPIKE,
+            Severity.WARNING if lasts else Severity.INFO,
+            f"the step took {step_time:.4g} s against {judgement.median:.4g} s{stays}.",
+            {
+                "step_time_s": step_time,
+                "median": judgement.median,
+                "score": judgement.score,
+                "threshold": judgement.threshold,
+                "consecutive": judgement.consecutive,
+                "lasts": int(lasts),
+            },
+        ),
+    )
 
 
 def _stall(
@@ -150,40 +175,6 @@ def _under_fed(
                 "data_share": share,
                 "window": thresholds.sustained,
             },
-        ),
-    )
-
-
-def _memory(observation: Observation, thresholds: DetectorThresholds) -> tuple[Finding, ...]:
-    total = observation.device_memory_total_bytes
-    used = observation.memory_allocated_bytes
-    if used is None:
-        used = observation.device_memory_used_bytes
-    if used is None or total is None or total <= 0 or used <= thresholds.memory_share * total:
-        return ()
-    share = used / total
-    return (
-        _finding(
-            observation,
-            FindingKind.MEMORY_PRESSURE,
-            Severity.WARNING,
-            f"{share:.0%} of the device memory is in use (limit {thresholds.memory_share:.0%}).",
-            {"share": share, "threshold": thresholds.memory_share, "used_bytes": used},
-        ),
-    )
-
-
-def _impossible(observation: Observation, state: PerformanceState) -> tuple[Finding, ...]:
-    mfu = observation.mfu
-    if mfu is None or state.mfu_reported or (math.isfinite(mfu) and 0 <= mfu <= 1):
-        return ()
-    return (
-        _finding(
-            observation,
-            FindingKind.MFU_INVALID,
-            Severity.WARNING,
-            f"an MFU of {mfu:.4g} is impossible: the peak or the count of FLOPs is wrong.",
-            {"mfu": mfu},
         ),
     )
 

@@ -4,31 +4,47 @@ Theory of operation. A sample is scored against the median and the median absolu
 the last `window` unflagged samples, z = (x - median) / max(1.4826 MAD, 0.05 |median|, 1e-12): the
 floors keep a very quiet signal from flagging its own noise. The full threshold holds once
 `arm_after` samples are there, a much higher one from `early_after` on. A flagged sample is held
-apart and does not enter the baseline, so a burst cannot hide its own tail. Flags are counted in a
-row and within a window, since a rule on consecutive flags alone is evaded by one good sample.
+apart and does not enter the baseline, so a burst cannot hide its own tail.
 
-Samples that are held for `rebase_after` flags in a row at low dispersion are no fault but a new
-level (another batch size, another phase of the schedule): they become the baseline and the shift
-is declared. A disordered level is taken over too, after four times as many.
+Flags are counted in a row and within a window, since a rule on flags in a row alone is evaded by
+one good sample. A **row** is ended by a sample below half of the threshold: one in between is not
+flagged, and is held all the same, or a level just above the threshold would never be a level.
+
+Samples that are held `rebase_after` times in a row at low dispersion are no fault but a new level
+(another batch size, another phase of the schedule): they become the baseline and the shift is
+declared. Low is a quarter of the level or of the distance from the old one, whichever is more; up
+to half of that, if the row does not climb. A disordered level is taken over too, after four times
+as many.
+
+A signal that is exactly zero in a fifth of its steps or more (loss and norm of a policy that
+learns from advantages) has no meaningful median: its deviation is that of its 95th percentile from
+there, and it is not judged while that is zero as well.
 
 Only finite samples come here: non-finite ones are a class of their own.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mindtune.policies.detectors.thresholds import DetectorThresholds
-from mindtune.policies.windows import MAD_TO_SIGMA, Window, push
+from mindtune.policies.windows import MAD_TO_SIGMA, Window, median, push
 
 __all__ = ["Judgement", "SpikeState", "judge_sample"]
 
 _RELATIVE_FLOOR = 0.05
 _ABSOLUTE_FLOOR = 1e-12
-# A level is orderly if its robust deviation is below a quarter of its median.
-_ORDERLY = 0.25
+_RELEASE = 0.5
+_ORDERLY, _FAIRLY_ORDERLY = 0.25, 0.5
+# Halves of one level differ by 0.4 deviations, those of an even climb by 1.35.
+_CLIMBS = 1.25
 _DISORDERLY_FACTOR = 4
+_MANY_ZEROS, _UPPER = 0.2, 0.95
+# Twice the threshold: correlated noise, which makes rows of outliers by itself, stays below.
+_GROSS = 2.0
+_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +54,21 @@ class SpikeState:
     window: Window = field(default_factory=Window)
     """Unflagged samples."""
     held: tuple[float, ...] = ()
-    """Newest flagged samples of the current row."""
+    """Newest samples of the current row."""
+    row: int = 0
+    """Samples of the current row, flagged or not."""
     consecutive: int = 0
-    """Flags in a row."""
+    """Flags of the current row."""
     flags: int = 0
     """One bit per sample, the newest lowest."""
+    gross: int = 0
+    """The same for samples above twice the threshold."""
+    gross_row: int = 0
+    """Samples in a row above twice the threshold."""
+    seen: int = 0
+    """Samples that have left the rate window, halved now and then."""
+    marks: int = 0
+    """Gross ones among them."""
 
 
 class Judgement(NamedTuple):
@@ -53,6 +79,8 @@ class Judgement(NamedTuple):
     """Robust deviations above the median; 0 while there is no baseline."""
     median: float
     """Of the baseline; the sample itself while there is none."""
+    deviation: float
+    """Robust deviation of the baseline, floors included; 0 while there is none."""
     threshold: float
     consecutive: int
     """Flags in a row, this one included."""
@@ -63,7 +91,20 @@ class Judgement(NamedTuple):
     armed: bool
     """Whether the baseline is armed."""
     held: tuple[float, ...]
-    """Newest flagged samples of the row, this one included."""
+    """Newest samples of the row, this one included; empty outside of rows."""
+    gross: int
+    """Samples within the rate window that are above twice the threshold."""
+    gross_row: int
+    """Such samples in a row, this one included."""
+    seen: int
+    """Samples before the rate window."""
+    marks: int
+    """Gross ones among them."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether a row of outliers begins with this sample."""
+        return self.flagged and self.consecutive == 1
 
 
 def judge_sample(
@@ -84,50 +125,91 @@ def judge_sample(
         prior: Median and MAD that stand in until the baseline is armed.
     """
     window = state.window
-    size = len(window)
-    mask = (1 << thresholds.rate_window) - 1
-    if size < thresholds.early_after:
-        following = SpikeState(
-            window.push(value, thresholds.window), (), 0, (state.flags << 1) & mask
-        )
-        return Judgement(False, 0.0, value, score, 0, 0, None, False, ()), following
-    center = window.median()
-    deviation = window.mad(center)
+    size = len(window.values)
+    flags, gross = state.flags, state.gross
+    seen, marks = state.seen + 1, state.marks
+    if flags:
+        mask = (1 << thresholds.rate_window) - 1
+        marks += (gross << 1) >> thresholds.rate_window
+        flags, gross = (flags << 1) & mask, (gross << 1) & mask
+    if seen >= _REMEMBERED:
+        seen, marks = seen >> 1, marks >> 1
+    center, deviation = value, 0.0
+    judged = size >= thresholds.early_after
     armed = size >= thresholds.arm_after
+    if judged:
+        center = window.median()
+        deviation = window.mad(center)
+        if prior is not None and not armed and prior[0] > center:
+            center, deviation = prior
+        if window.ordered[0] <= 0.0 and _many_zeros(window.ordered):
+            deviation = (window.ordered[int(_UPPER * size)] - center) / MAD_TO_SIGMA
+            judged = deviation > 0.0
     limit = score if armed else max(score, thresholds.early_score)
-    if prior is not None and not armed and prior[0] > center:
-        center, deviation = prior
-    scale = max(MAD_TO_SIGMA * deviation, _RELATIVE_FLOOR * abs(center), _ABSOLUTE_FLOOR)
-    z = (value - center) / scale
-    if z <= limit:
-        following = SpikeState(
-            window.push(value, thresholds.window), (), 0, (state.flags << 1) & mask
-        )
+    z = scale = 0.0
+    if judged:
+        scale = max(MAD_TO_SIGMA * deviation, _RELATIVE_FLOOR * abs(center), _ABSOLUTE_FLOOR)
+        z = (value - center) / scale
+    if z <= limit and (state.row == 0 or z <= _RELEASE * limit):
+        count, most = (flags.bit_count(), gross.bit_count()) if flags else (0, 0)
         return (
-            Judgement(False, z, center, limit, 0, following.flags.bit_count(), None, armed, ()),
-            following,
+            Judgement(
+                False, z, center, scale, limit, 0, count, None, armed, (), most, 0, seen, marks
+            ),
+            SpikeState(
+                window.push(value, thresholds.window), (), 0, 0, flags, gross, 0, seen, marks
+            ),
         )
-    flags = ((state.flags << 1) | 1) & mask
-    consecutive = state.consecutive + 1
+    flagged = z > limit
+    row, consecutive, gross_row = state.row + 1, state.consecutive, 0
+    if flagged:
+        flags |= 1
+        consecutive += 1
+        if z > _GROSS * limit:
+            gross |= 1
+            gross_row = state.gross_row + 1
     held = push(state.held, value, thresholds.rebase_after)
     shifted_from = None
-    if consecutive >= thresholds.rebase_after and _is_level(held, consecutive, thresholds):
+    following = SpikeState(window, held, row, consecutive, flags, gross, gross_row, seen, marks)
+    if row >= thresholds.rebase_after and _is_level(held, row, center, thresholds):
         shifted_from = center
-        following = SpikeState(Window.of(held), (), 0, 0)
-    else:
-        following = SpikeState(window, held, consecutive, flags)
-    return (
-        Judgement(
-            True, z, center, limit, consecutive, flags.bit_count(), shifted_from, armed, held
-        ),
-        following,
+        following = SpikeState(Window.of(held), seen=seen, marks=marks)
+    judgement = Judgement(
+        flagged,
+        z,
+        center,
+        scale,
+        limit,
+        consecutive,
+        flags.bit_count(),
+        shifted_from,
+        armed,
+        held,
+        gross.bit_count(),
+        gross_row,
+        seen,
+        marks,
     )
+    return judgement, following
 
 
-def _is_level(held: tuple[float, ...], consecutive: int, thresholds: DetectorThresholds) -> bool:
+def _many_zeros(ordered: tuple[float, ...]) -> bool:
+    zeros = bisect_right(ordered, 0.0) - bisect_left(ordered, 0.0)
+    return zeros >= _MANY_ZEROS * len(ordered)
+
+
+def _is_level(
+    held: tuple[float, ...], row: int, before: float, thresholds: DetectorThresholds
+) -> bool:
     """Return whether the held samples are a level of their own, orderly or lasting."""
-    if consecutive >= _DISORDERLY_FACTOR * thresholds.rebase_after:
+    if row >= _DISORDERLY_FACTOR * thresholds.rebase_after:
         return True
     level = Window.of(held)
     center = level.median()
-    return MAD_TO_SIGMA * level.mad(center) <= _ORDERLY * abs(center)
+    sigma = MAD_TO_SIGMA * level.mad(center)
+    extent = max(abs(center), center - before)
+    if sigma <= _ORDERLY * extent:
+        return True
+    half = len(held) // 2
+    climb = median(held[half:]) - median(held[:half])
+    return sigma <= _FAIRLY_ORDERLY * extent and climb <= _CLIMBS * sigma

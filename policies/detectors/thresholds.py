@@ -41,7 +41,9 @@ class DetectorThresholds:
     runaway: float = bounded(2.0**24, 1.0, 2.0**120)
     """Loss scale above which growth is reported (MindSpore's usual start; apex' cap)."""
     frozen: int = bounded(8, 3, 1000)
-    """Exactly equal non-zero losses in a row that count as frozen."""
+    """Equal non-zero losses in a row that count as frozen; a coarse log needs twice as many."""
+    hard_floor: float = bounded(2.0**-5, 2.0**-60, 2.0**16)
+    """Loss scale below which no training is known to go on (metaseq PR 115, for its 66B run)."""
     data_share: float = bounded(0.2, 0.01, 1.0)
     """Share of the step spent waiting for data that is a finding."""
     starved_share: float = bounded(0.5, 0.01, 1.0)
@@ -53,6 +55,23 @@ class DetectorThresholds:
     """Steps over which utilization and data share are taken."""
     memory_share: float = bounded(0.85, 0.1, 1.0)
     """Share of the device memory above which memory is under pressure."""
+    memory_full: float = bounded(0.95, 0.1, 1.0)
+    """Share above which memory is about to run out: fragments alone took 10.7 % over the peak in
+    MindSpore's example of a dry run."""
+    memory_horizon: int = bounded(1000, 1, 1_000_000)
+    """Steps within which steady growth must reach the limit to be reported: below one save
+    interval of most runs."""
+    memory_soon: int = bounded(64, 1, 1_000_000)
+    """Steps left at which such growth is critical: two windows in which an answer can show."""
+    straggler_window: int = bounded(16, 4, 512)
+    """Reports over which a straggler is sought: one slow step is none."""
+    straggler_ratio: float = bounded(1 / 0.75, 1.01, 100.0)
+    """Time of the slowest rank over the median rank's (NVRx: best over own below 0.75)."""
+    straggler_critical: float = bounded(2.0, 1.01, 1000.0)
+    """The same for a rank that is all but broken (DLRover: twice the median)."""
+    stuck: int = bounded(128, 8, 100_000)
+    """Equal utilizations in a row that mean a counter that stands still: NVML's whole percents
+    repeat for some steps, not for a window."""
     step_time_score: float = bounded(10.0, 2.0, 1000.0)
     """Robust deviations above the median that make a step-time spike; wall clocks are noisier
     than losses."""
@@ -63,6 +82,25 @@ class DetectorThresholds:
     """Steps over which clipped ones are counted."""
     clip_ratio: float = bounded(4.0, 1.0, 1000.0)
     """Median norm over the clip threshold that a saturated clip must exceed as well."""
+    vanishing: float = bounded(1e-3, 1e-12, 0.5)
+    """Norm over its reference below which it vanishes: public norms fall 50-fold from the first
+    step on (llm.c: 15 to 0.3), their medians of 32 less than 8-fold over a run."""
+    vanishing_after: int = bounded(16, 2, 10_000)
+    """Steps in a row of it."""
+    untrained_after: int = bounded(16, 16, 10_000)
+    """Norms of exactly 0 from the first step on that mean that nothing is trained."""
+    plateau: int = bounded(256, 64, 576)
+    """Losses over which a plateau is sought: its halves must differ by what 128 losses can tell
+    (0.4 % at a scatter of 2.5 %)."""
+    plateau_fall: float = bounded(0.002, 0.0, 1.0)
+    """Fall from the older half to the newer one that is none (plateau rules of Keras and torch:
+    1e-4 from one evaluation to the next)."""
+    drift: float = bounded(0.15, 0.01, 10.0)
+    """Rise of the loss over its level in 64 steps that is a drift: pre-training logs of public
+    runs that are healthy rise by at most 6 % there, fine-tuning by more but within its range."""
+    leap: float = bounded(1.5, 1.05, 100.0)
+    """Loss over that of earlier records that is a leap: public runs that diverged between two
+    records stand at 1.6 to 2.6, healthy ones at most at 1.34."""
     cold_steps: int = bounded(20, 4, 1000)
     """Losses in which the cold start is judged most sharply."""
     cold_end: int = bounded(64, 8, 10_000)
@@ -72,5 +110,6 @@ class DetectorThresholds:
     reference run rises at most 1.07 when healthy, 1.24 - 1.29 at 30 times its learning rate."""
     climb: float = bounded(1.03, 1.0, 100.0)
     """Rise over the first sample of a group that makes a loss that still climbs."""
-    climb_steps: float = bounded(3.0, 1.0, 100.0)
-    """Typical steps from loss to loss that an unbroken climb must make."""
+    climb_steps: float = bounded(8.0, 1.0, 100.0)
+    """Typical distances from loss to loss that an unbroken climb must make: in 60000 simulated
+    steps independent noise makes 3, noise correlated over 10 steps makes 8."""

@@ -4,12 +4,15 @@ Theory of operation. A **divergence** is a loss that is flagged as an outlier an
 the last 4 flagged losses rise without a break, by half of what the first of them stood above the
 baseline; or the newer 4 of 8 flagged losses stand as much above the older 4. A jump that the run
 is recovering from, or that leads to another level, does not rise. Or, before any sample is an
-outlier, the loss climbs without a break: the medians of 3 rise 5 times in a row by `climb_steps`
-typical steps from loss to loss, none of which makes more than half of the climb, and have left
-the middle of the armed baseline.
+outlier, the loss climbs without a break: the medians of 3 rise 5 times in a row and 6 of 7 losses
+as well, no rise makes more than half of the climb, and the loss has left the middle of the armed
+baseline. The climb makes `climb_steps` distances from loss to loss as they were before it and 4
+deviations of the baseline, or twice these distances and 3 deviations; 6 around zero, where a
+deviation has no floor.
 
-A **frozen** loss is exactly the same non-zero number again and again. With updates being skipped
-it is a dead run (weights that no longer change); otherwise it may be a coarse log.
+A **frozen** loss is the same non-zero number again and again, within the rounding of float32. With
+updates being skipped it is a dead run (weights that no longer change). Otherwise it may be a
+coarse log: a number of at most 2 decimals must repeat twice as often.
 
 Only finite losses come here.
 """
@@ -32,7 +35,13 @@ _RISING = 4
 _OF_EXCESS = 0.5
 _CLIMBING = 6
 _LARGEST_SHARE = 0.5
-_CLIMB_SCORE = 3.0
+_CLIMB_SCORE, _AROUND_ZERO = 3.0, 6.0
+_CLIMB_RISE, _STEEP_RISE = 4.0, 3.0
+_MOST_FALLS = 1
+_DISTANCES = 32
+_ROUNDING = 2.0**-23
+_DECIMALS = 2
+_COARSE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +78,29 @@ def judge_trend(
     """
     findings: tuple[Finding, ...] = ()
     equal, idle = 0, 0
-    if state.recent and loss == state.recent[-1] and loss != 0:
+    if state.recent and loss != 0 and abs(loss - state.recent[-1]) <= _ROUNDING * abs(loss):
         equal = state.equal + 1
         idle = state.idle + int(bool(observation.update_skipped or observation.overflow))
-        if equal + 1 >= thresholds.frozen:
+        needed = thresholds.frozen
+        if idle < equal and abs(loss - round(loss, _DECIMALS)) <= _ROUNDING * abs(loss):
+            needed *= _COARSE
+        if equal + 1 >= needed:
             findings = (_frozen(observation, loss, equal + 1, idle),)
     recent = push(state.recent, loss, _RECENT)
     if len(recent) < 3:
         distances = (*state.distances, *(abs(loss - last) for last in state.recent[-1:]))
         return findings, TrendState(recent, distances, (), equal, idle)
-    distances = push(state.distances, abs(loss - state.recent[-1]), _RECENT)
+    distances = push(state.distances, abs(loss - state.recent[-1]), _DISTANCES)
     a, b, c = recent[-3:]
     medians = push(state.medians, max(min(a, b), min(max(a, b), c)), _CLIMBING)
+    found: tuple[Finding, ...] = ()
     if len(judgement.held) >= _RISING:
         found = _divergence(observation, judgement)
     elif judgement.armed and judgement.score >= _CLIMB_SCORE and len(medians) == _CLIMBING:
-        found = _climb(observation, medians, distances, thresholds)
-    else:
-        found = ()
+        falls = sum(later <= earlier for earlier, later in pairwise(recent))
+        if falls <= _MOST_FALLS:
+            before = distances[: -_CLIMBING - 1]
+            found = _climb(observation, medians, before, judgement, thresholds)
     return findings + found, TrendState(recent, distances, medians, equal, idle)
 
 
@@ -122,15 +136,21 @@ def _divergence(observation: Observation, judgement: Judgement) -> tuple[Finding
 def _climb(
     observation: Observation,
     medians: tuple[float, ...],
-    distances: tuple[float, ...],
+    before: tuple[float, ...],
+    judgement: Judgement,
     thresholds: DetectorThresholds,
 ) -> tuple[Finding, ...]:
     steps = [later - earlier for earlier, later in pairwise(medians)]
     rise = medians[-1] - medians[0]
+    deviation = judgement.deviation
+    distance = thresholds.climb_steps * median(before)
+    least = _STEEP_RISE if rise >= 2.0 * distance else _CLIMB_RISE
+    if abs(judgement.median) < _AROUND_ZERO * deviation:
+        least = _AROUND_ZERO
     if (
         min(steps) <= 0
         or max(steps) > _LARGEST_SHARE * rise
-        or rise < thresholds.climb_steps * median(distances)
+        or rise < max(distance, least * deviation)
         or rise < (thresholds.climb - 1.0) * abs(medians[0])
     ):
         return ()
@@ -161,6 +181,6 @@ def _frozen(observation: Observation, loss: float, count: int, idle: int) -> Fin
         last_step=observation.step,
         kind=FindingKind.FROZEN_LOSS,
         severity=Severity.CRITICAL if dead else Severity.WARNING,
-        message=f"the loss has been exactly {loss!r} for {count} steps{cause}.",
+        message=f"the loss has been {loss:.9g} for {count} steps{cause}.",
         evidence={"loss": loss, "count": count, "skipped": idle},
     )
