@@ -6,7 +6,6 @@ given per step, for as long as the fault is visible; `incidents.merge` joins the
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from mindtune.policies.detectors.clipping import ClippingState, judge_clipping
@@ -14,7 +13,7 @@ from mindtune.policies.detectors.cold_start import ColdStartState, judge_cold_st
 from mindtune.policies.detectors.gradient import GradientState, judge_gradient
 from mindtune.policies.detectors.leap import LeapState, judge_leap
 from mindtune.policies.detectors.memory import MemoryState, judge_memory
-from mindtune.policies.detectors.non_finite import NonFiniteState, judge_non_finite
+from mindtune.policies.detectors.non_finite import LARGEST, NonFiniteState, judge_non_finite
 from mindtune.policies.detectors.outliers import judge_outlier
 from mindtune.policies.detectors.overflow import OverflowState, judge_overflow
 from mindtune.policies.detectors.performance import PerformanceState, judge_performance
@@ -178,7 +177,7 @@ def update(
 
 
 def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    return value if value is not None and -LARGEST < value < LARGEST else None
 
 
 def _hidden(observation: Observation, last_step: int) -> Finding:

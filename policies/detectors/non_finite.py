@@ -2,18 +2,21 @@
 
 An overflow of a scaled loss also leaves a non-finite norm; that belongs to the loss scale and is
 reported there. What counts here is a non-finite loss, and a non-finite norm that no loss scale
-explains (none is in use, or the step reports no overflow).
+explains (none is in use, or the step reports no overflow). A number beyond `LARGEST` is none that
+a device computes with, and would overflow in the statistics: it counts as infinite.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
 
-__all__ = ["NonFiniteState", "judge_non_finite"]
+__all__ = ["LARGEST", "NonFiniteState", "judge_non_finite"]
+
+LARGEST = 1e150
+"""Magnitude from which a number is not taken for one; float32 ends at 3.4e38."""
 
 # One bad batch whose update was skipped harms nothing; two in a row are no longer one batch.
 _CRITICAL_AFTER = 2
@@ -36,8 +39,8 @@ def judge_non_finite(
 ) -> tuple[tuple[Finding, ...], NonFiniteState]:
     """Return the findings about non-finite values, and the next state."""
     loss, norm = observation.loss, observation.grad_norm
-    bad_loss = loss is not None and not math.isfinite(loss)
-    bad_norm = norm is not None and not math.isfinite(norm)
+    bad_loss = loss is not None and not -LARGEST < loss < LARGEST
+    bad_norm = norm is not None and not -LARGEST < norm < LARGEST
     if not bad_loss and not bad_norm:
         if state.losses == 0 and state.norms == 0:
             return (), state

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mindtune.policies.detectors.non_finite import LARGEST
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
@@ -67,11 +68,11 @@ def judge_readings(
 def _impossible(o: Observation) -> dict[str, str]:
     """Return the signals that cannot be true, each with the rule that it breaks."""
     wrong: dict[str, str] = {}
-    if o.step_time_s is not None and not 0 < o.step_time_s < math.inf:
+    if o.step_time_s is not None and not 0 < o.step_time_s < LARGEST:
         wrong["step_time_s"] = "a step takes more than 0 s"
-    if o.data_time_s is not None and not 0 <= o.data_time_s < math.inf:
+    if o.data_time_s is not None and not 0 <= o.data_time_s < LARGEST:
         wrong["data_time_s"] = "a wait takes 0 s or more"
-    if o.tokens_per_s is not None and not 0 <= o.tokens_per_s < math.inf:
+    if o.tokens_per_s is not None and not 0 <= o.tokens_per_s < LARGEST:
         wrong["tokens_per_s"] = "a rate is a finite number, 0 or more"
     if o.mfu is not None and not 0 <= o.mfu <= 1:
         wrong["mfu"] = "it lies between 0 and 1: the peak or the count of FLOPs is wrong"
@@ -79,16 +80,16 @@ def _impossible(o: Observation) -> dict[str, str]:
         wrong["device_utilization"] = "it lies between 0 and 1"
     if o.grad_norm is not None and o.grad_norm < 0 and o.grad_norm != -math.inf:
         wrong["grad_norm"] = "a norm is 0 or more"
-    if o.learning_rate is not None and not 0 <= o.learning_rate < math.inf:
+    if o.learning_rate is not None and not 0 <= o.learning_rate < LARGEST:
         wrong["learning_rate"] = "a rate is a finite number, 0 or more"
     ratio = o.straggler_ratio
-    if ratio is not None and not 0 < ratio < math.inf:
+    if ratio is not None and not 0 < ratio < LARGEST:
         wrong["straggler_ratio"] = "a ratio of times is a finite number above 0"
     total: float | None = o.device_memory_total_bytes
-    if total is not None and not 0 < total < math.inf:
+    if total is not None and not 0 < total < LARGEST:
         wrong["device_memory_total_bytes"] = "a device has memory"
         total = None
-    most = math.inf if total is None else total
+    most = LARGEST if total is None else total
     if o.device_memory_used_bytes is not None and not 0 <= o.device_memory_used_bytes <= most:
         wrong["device_memory_used_bytes"] = "it lies between 0 and the memory of the device"
     if o.memory_allocated_bytes is not None and not 0 <= o.memory_allocated_bytes <= most:
