@@ -73,7 +73,7 @@ def numbers_in(text):
 
 @pytest.mark.parametrize("entry", READERS, ids=lambda entry: entry.name)
 @given(lines=damaged_lines())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_damage_makes_a_reader_raise(entry, lines):
     reader = entry.start()
     printed = numbers_in("".join(line.strip("\n") for line in lines)) | numbers_in("".join(lines))
@@ -86,7 +86,7 @@ def test_no_damage_makes_a_reader_raise(entry, lines):
 
 @given(lines=damaged_lines())
 @settings(max_examples=40, deadline=None,
-          suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
+          suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
 def test_steps_of_a_damaged_log_rise_within_each_segment(tmp_path, lines):
     path = tmp_path / "log"
     path.write_bytes("".join(lines).encode("utf-8", "surrogatepass"))
