@@ -30,6 +30,7 @@ _TEXT = frozenset({"phase"})
 _WHOLE = frozenset({
     "step", "run", "global_batch_size", "micro_batch_size", "num_microbatches", "tokens",
     "device_memory_used_bytes", "device_memory_total_bytes", "memory_allocated_bytes",
+    "straggler_rank",
 })  # fmt: skip
 
 

@@ -25,7 +25,11 @@ from mindtune.controller.live.state import ControllerState, describe_resume, sav
 from mindtune.controller.live.step_adapter import StepAdapter
 from mindtune.controller.live.timing import StepTimer
 from mindtune.controller.live.trial_report import TrialReport
-from mindtune.controller.live.unobserved import hang_finding, hidden_steps_finding
+from mindtune.controller.live.unobserved import (
+    hang_finding,
+    hidden_steps_finding,
+    unreachable_knobs,
+)
 from mindtune.controller.live.watchdog import Hang, Phase, Watchdog
 from mindtune.controller.live.workload import Workload
 from mindtune.controller.records import Recorder
@@ -130,14 +134,7 @@ class LiveSession:
         if self._model_signals is not None:
             self._model_signals.begin(step=self.step, exclude=self._timer.exclude)
         if self._adapter.unreachable:
-            names = ", ".join(self._adapter.unreachable)
-            reached = ", ".join(sorted(self._adapter.actuators.reachable)) or "none"
-            self.advise(
-                "unreachable_knobs",
-                f"{self._adapter.name} is not mindtune's training step: {names} cannot be turned "
-                f"on it; reached: {reached}. Wrap the network in mindtune.controller.TrainStep "
-                "for all knobs and signals.",
-            )
+            self.advise("unreachable_knobs", unreachable_knobs(self._adapter))
         if self._faults is not None:
             self.advise(PLANTED_FAULTS, self._faults.summary)
         self._timer.start()
@@ -168,10 +165,10 @@ class LiveSession:
         compiles = self._sensors.begin_call(
             shapes=shapes, samples=samples, tokens=tokens, waited=waited
         )
-        samples = self._model_signals is not None and self._model_signals.samples(self.step + 1)
+        sampled = self._model_signals is not None and self._model_signals.samples(self.step + 1)
         self._phase = "save" if saves else "train"
         # The first sample compiles as well, and none can take longer than a compile may.
-        self._heartbeat("compile" if compiles or samples else self._phase)
+        self._heartbeat("compile" if compiles or sampled else self._phase)
         if self._faults is not None:
             self._faults.enter_step()
         if self._model_signals is not None:
@@ -317,14 +314,7 @@ class LiveSession:
             self.note_save()
         self._report.add(sensed.observation)
         self.stop_reason = self.controller.stop_diagnosis
-        if self._trial is None:
-            return
-        if sensed.agreed is not None:
-            self._trial.add_time(*sensed.agreed)
-        if self._trial.add_step(sensed.observation):
-            if sensed.agreed is not sensed.own:
-                # No further step will bring the slowest rank's time of this last one.
-                self._trial.add_time(*sensed.own)
+        if self._trial is not None and self._trial.take(sensed):
             self.stop_reason = self.stop_reason or "the trial has measured its steps"
 
     def _facts(self) -> RunFacts:

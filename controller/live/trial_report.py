@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindtune.controller.contract import TrialResult
+from mindtune.controller.live.observing import SensedStep
 from mindtune.controller.trials.failure_text import shorten
 from mindtune.controller.trials.worker import TrialContext, outcome_of, write_result
 from mindtune.policies.signals import Observation
@@ -34,6 +35,16 @@ class TrialReport:
     def last_step(self) -> int:
         """Step after which the trial is over."""
         return self._context.warmup_steps + self._context.measure_steps
+
+    def take(self, sensed: SensedStep) -> bool:
+        """Take in all that is known at the end of a step; tell whether it was the last."""
+        if sensed.agreed is not None:
+            self.add_time(*sensed.agreed)
+        is_last = self.add_step(sensed.observation)
+        if is_last and sensed.agreed is not sensed.own:
+            # No further step will bring the slowest rank's time of this last one.
+            self.add_time(*sensed.own)
+        return is_last
 
     def add_step(self, observation: Observation) -> bool:
         """Take in one step; tell whether it was the last."""

@@ -1,11 +1,12 @@
-"""Findings that no observation shows, since no step brings them."""
+"""What is told though no observation shows it, since no step brings it."""
 
 from __future__ import annotations
 
+from mindtune.controller.live.step_adapter import StepAdapter
 from mindtune.controller.live.watchdog import Hang
 from mindtune.policies.findings import Finding, FindingKind, Severity
 
-__all__ = ["hang_finding", "hidden_steps_finding"]
+__all__ = ["hang_finding", "hidden_steps_finding", "unreachable_knobs"]
 
 
 def hidden_steps_finding(step: int, num_steps: int) -> Finding:
@@ -31,4 +32,15 @@ def hang_finding(hang: Hang) -> Finding:
         severity=Severity.CRITICAL,
         message=hang.message(),
         evidence={"stalled_s": hang.stalled_s, "limit_s": hang.limit_s},
+    )
+
+
+def unreachable_knobs(adapter: StepAdapter) -> str:
+    """Return what cannot be turned on a training step, and what to do about it."""
+    names = ", ".join(adapter.unreachable)
+    reached = ", ".join(sorted(adapter.actuators.reachable)) or "none"
+    return (
+        f"{adapter.name} is not mindtune's training step: {names} cannot be turned on it; "
+        f"reached: {reached}. Wrap the network in mindtune.controller.TrainStep for all knobs "
+        "and signals."
     )

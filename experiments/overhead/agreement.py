@@ -1,4 +1,4 @@
-"""What it costs that all ranks of a job see the same: `msrun ... -m` this module.
+"""What it costs that all ranks of a job see the same: `msrun --worker_num 4 ...` this file.
 
 Every optimizer step gathers one row of a few numbers from each rank, beside the reduction of the
 gradients. Measured, alternating in one job: the gather alone, and the reduction of the reference
@@ -53,8 +53,9 @@ class _Exchange(nn.Cell):
 def main(arguments: list[str] | None = None) -> int:
     """Measure on all ranks; rank 0 writes agreement_R.md into --out and prints it."""
     parser = argparse.ArgumentParser(
-        prog="python -m mindtune.experiments.overhead.agreement",
-        description="Milliseconds of the agreement of all ranks. Launch R ranks with msrun.",
+        prog="agreement.py",
+        description="Milliseconds of the agreement of all ranks. Launch R ranks with msrun --join "
+        "True; one rank alone with python.",
     )
     parser.add_argument("--out", type=Path, default=Path("overhead"), help="default: overhead")
     parser.add_argument("--rounds", type=int, default=30, help="turns of each way (default: 30)")

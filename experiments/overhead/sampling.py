@@ -17,8 +17,9 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 
-from mindtune.controller import ParallelLayout, TrainStep
+from mindtune.controller import TrainStep
 from mindtune.controller.contract import write_atomic
+from mindtune.controller.live.layout import ParallelLayout
 from mindtune.controller.records import read_model_signals
 from mindtune.experiments.gpt.config import GptConfig, parse_config
 from mindtune.experiments.gpt.model import Gpt, GptLoss

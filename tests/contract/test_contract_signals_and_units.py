@@ -1,6 +1,7 @@
 """The signal table, units and knobs."""
 
 import math
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -47,6 +48,15 @@ def test_any_row_round_trips(step, loss, rate, tokens, phase, note):
     (row,) = read_rows(text.splitlines(keepends=True), source="t")
     assert repr(row.observation) == repr(observation)
     assert row.extra == {"note": note}
+
+
+@pytest.mark.parametrize("field", fields(Observation), ids=lambda field: field.name)
+def test_every_column_comes_back_as_what_it_is(field):
+    value = "train" if "str" in field.type else 3 if "int" in field.type else 3.0
+    observation = Observation(**{"step": 1, field.name: value})
+    text = format_header() + format_row(SignalRow(observation))
+    (row,) = read_rows(text.splitlines(keepends=True), source="t")
+    assert repr(row.observation) == repr(observation)
 
 
 def test_a_cut_last_line_is_passed_over_and_a_damaged_line_is_not():

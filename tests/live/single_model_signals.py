@@ -52,8 +52,13 @@ class Spoil:
         return loss, (gradients[0] * math.nan, *gradients[1:])
 
 
-def trained(folder, every, *, function=None, spoil=False):
+def adam(net):
+    return nn.Adam(net.trainable_params(), RATE)
+
+
+def trained(folder, every, *, asks=False, spoil=False):
     net = Net()
+    function, shapes = asked(net) if asks else (None, [])
     # With a scale, even of 1, the step skips what is not finite while policies only observe.
     scale = 1.0 if spoil else None
     step = TrainStep(net, nn.SGD(net.trainable_params(), RATE), loss_scale=scale)
@@ -65,7 +70,7 @@ def trained(folder, every, *, function=None, spoil=False):
     )
     watched = Watched(net, step)
     Model(step).train(1, dataset(), callbacks=[tune, watched])
-    return step, watched
+    return step, watched, shapes
 
 
 def plain(value):
@@ -116,12 +121,9 @@ class Inside(nn.Cell):
         return ops.stack((hidden.abs().max(), self.net(x, y)))
 
 
-def functions():
-    """What the model's own function gave; and one that gives whole maps."""
-    net = Net()
-    inside = Inside(net)
-    step = TrainStep(net, nn.SGD(net.trainable_params(), RATE), num_microbatches=2)
-    shapes = []
+def asked(net):
+    """The model's own function, and the shapes it was asked with."""
+    inside, shapes = Inside(net), []
 
     def function(x, y):
         shapes.append(list(x.shape))
@@ -133,29 +135,20 @@ def functions():
             "largest": largest,
         }
 
+    return function, shapes
+
+
+def refused():
+    """A function that gives whole maps ends the watching, and not the training."""
+    net = Net()
     tune = TuneCallback(
-        {"out_dir": "given", "model_signals": {"every": 3}}, model_signals=function
+        {"out_dir": "refused", "model_signals": {"every": 1}},
+        model_signals=lambda _x, _y: {"maps": np.zeros((2, 3, 4))},
     )
-    losses = []
-
-    class Losses(Callback):
-        def on_train_step_end(self, run_context):
-            losses.append(float(run_context.original_args().net_outputs.asnumpy()))
-
-    Model(step).train(1, dataset(), callbacks=[tune, Losses()])
-    refused = ""
-    try:
-        tune = TuneCallback(
-            {"out_dir": "refused", "model_signals": {"every": 1}},
-            model_signals=lambda _x, _y: {"maps": np.zeros((2, 3, 4))},
-        )
-        Model(step).train(1, dataset(), callbacks=[tune])
-    except Exception as error:
-        refused = f"{type(error).__name__}: {error}"
-    return {
-        "records": records_of("given"), "decisions": decisions_of("given"), "refused": refused,
-        "shapes": shapes, "hooks": len(step.gradient_hooks), "losses": losses,
-    }  # fmt: skip
+    step = TrainStep(net, adam(net))
+    Model(step).train(1, dataset().take(3), callbacks=[tune])
+    result = json.loads(Path("refused/result.json").read_text())
+    return [step.optimizer_steps, len(step.gradient_hooks), result["outcome"], result["message"]]
 
 
 class Unreached(nn.Cell):
@@ -184,21 +177,30 @@ def by_hand():
     net = Net()
     optimizer = nn.SGD(net.trainable_params(), RATE)
     grad_fn = ops.value_and_grad(net, None, optimizer.parameters)
-    x, y = arrays(3, rows=32)
-    batches = [(Tensor(x[i : i + 8]), Tensor(y[i : i + 8])) for i in range(0, 32, 8)]
+    x, y = arrays(3, rows=48)
+    batches = [(Tensor(x[i : i + 8]), Tensor(y[i : i + 8])) for i in range(0, 48, 8)]
     config = {"out_dir": "by_hand", "model_signals": {"every": 3}}
-    with tune_loop(config, optimizer, model_signals=lambda x, y: {"rows": x.shape[0]}) as loop:
+    firsts = []
+
+    def function(x, y):
+        firsts.append(float(x[0, 0].asnumpy()))
+        return {"rows": x.shape[0]}
+
+    with tune_loop(config, optimizer, num_microbatches=2, model_signals=function) as loop:
         for batch in loop.batches(batches):
             loop.apply(*grad_fn(*batch))
-    return {"records": records_of("by_hand"), "rows": rows_of("by_hand")}
+    return {
+        "records": records_of("by_hand"), "rows": rows_of("by_hand"), "firsts": firsts,
+        "given": float(x[32, 0]),
+    }  # fmt: skip
 
 
 def model_signals():
-    off, one = trained("off", 0)
-    on, other = trained("on", 3)
-    _, third = trained("spoilt", 4, spoil=True)
+    off, one, _ = trained("off", 0)
+    on, other, shapes = trained("on", 3, asks=True)
+    trained("spoilt", 4, spoil=True)
     return {
-        "losses": [one.losses, other.losses, third.losses],
+        "losses": [one.losses, other.losses],
         "same_weights": all(
             np.array_equal(a, b) for a, b in zip(one.weights[-1], other.weights[-1], strict=True)
         ),
@@ -209,7 +211,9 @@ def model_signals():
         "decisions": decisions_of("on"),
         "expected": expected(other),
         "spoilt": {"records": records_of("spoilt"), "decisions": decisions_of("spoilt")},
-        "functions": functions(),
+        "shapes": shapes,
+        "hooks": len(on.gradient_hooks),
+        "refused": refused(),
         "untrained": untrained(),
         "by_hand": by_hand(),
     }

@@ -401,7 +401,7 @@ def test_sigkill_in_mid_run_leaves_readable_records(tmp_path):
 
 def test_sampling_only_looks(both):
     seen = both["model_signals"]
-    off, on, _ = seen["losses"]
+    off, on = seen["losses"]
     assert len(off) == 12
     assert on == off
     assert seen["same_weights"]
@@ -466,7 +466,7 @@ def test_the_layer_that_breaks_first_is_named(both):
 def test_a_missing_attention_entropy_is_said_once_with_the_remedy(both):
     told = [
         entry
-        for entry in both["model_signals"]["decisions"]
+        for entry in both["model_signals"]["spoilt"]["decisions"]
         if entry[1] == "attention_entropy_missing"
     ]
     assert len(told) == 1
@@ -474,19 +474,20 @@ def test_a_missing_attention_entropy_is_said_once_with_the_remedy(both):
 
 
 def test_the_models_own_function_is_asked_and_may_not_give_whole_maps(both):
-    seen = both["model_signals"]["functions"]
-    # 6 steps of 2 micro-batches: asked once in a sampled step.
-    assert seen["shapes"] == [[8, 8]] * 2
-    first, second = seen["records"]
-    assert (first["step"], second["step"]) == (3, 6)
-    assert first["attention_entropy"] == [[0.5, "nan"]]
-    assert first["token_confidence"] == 0.25
-    # Of the first of both micro-batches, with the weights that the step begins with.
-    assert first["layer_losses"] == [pytest.approx(seen["losses"][4], rel=1e-6)]
-    assert 0 < first["arrays"]["largest"] < 1
-    assert not [entry for entry in seen["decisions"] if entry[1] == "attention_entropy_missing"]
-    assert seen["refused"].startswith("ConfigError: maps of model_signals must have at most 2")
+    seen = both["model_signals"]
+    assert seen["shapes"] == [[8, 8]] * 4
+    for record in seen["records"]:
+        assert record["attention_entropy"] == [[0.5, "nan"]]
+        assert record["token_confidence"] == 0.25
+        # With the batch of the step, and the weights that it begins with.
+        loss = seen["losses"][1][record["step"] - 1]
+        assert record["layer_losses"] == [pytest.approx(loss, rel=1e-6)]
+        assert 0 < record["arrays"]["largest"] < 1
+    assert seen["decisions"] == []
     assert seen["hooks"] == 0
+    steps, hooks, outcome, message = seen["refused"]
+    assert (steps, hooks, outcome) == (3, 0, "bad_config")
+    assert "maps of model_signals must have at most 2 dimensions" in message
 
 
 def test_a_loss_without_weights_is_found(both):
@@ -499,5 +500,7 @@ def test_a_hand_written_loop_is_sampled_alike(both):
     seen = both["model_signals"]["by_hand"]
     (record,) = seen["records"]
     assert (record["step"], record["arrays"]) == (3, {"rows": 8})
+    # Asked once, with the first of both micro-batches.
+    assert seen["firsts"] == [seen["given"]]
     assert math.hypot(*record["gradient_norms"]) == pytest.approx(seen["rows"][2][2], rel=1e-5)
     assert seen["rows"][2][3] == record["update_norm"] > 0
