@@ -70,6 +70,10 @@ LINES = [
         {"loss": 2.5128, "grad_norm": math.nan, "learning_rate": 1.9813e-4, "step_time_s": 2.8874,
          "data_time_s": 0.0042},
     ),
+    (("2023-06-01 - mmdet - INFO - Epoch [3][50/7330]\tlr: 1.9e-02, eta: 3:27:42, time: 0.56, "
+     "data_time: 0.06, memory: 4000, loss: 2.5, grad_norm: 9.0"), (3, 50),
+     {"loss": 2.5, "grad_norm": 9.0, "learning_rate": 0.019, "step_time_s": 0.56,
+      "data_time_s": 0.06}),
     ("Iter(train) [ 10/500]  lr: 2e-05  loss: 1.5", (None, 10),
      {"loss": 1.5, "learning_rate": 2e-5}),
     (
@@ -114,6 +118,13 @@ def test_steps_count_on_over_epochs_however_they_are_told(read):
     assert column(log, "step") == [0, 1, 2]
     log = read("epoch[0], iter[100], loss:5.0\nepoch[8], iter[27300], loss:2.0\n")
     assert column(log, "step") == [100, 27300], "counted on by the program itself"
+
+
+def test_brackets_of_others_are_not_those_of_mindformers(read):
+    log = read("".join(f"mindocr.train INFO - epoch: [{epoch}/9], step: [{step}/50], loss: 1.5, "
+                       "per step time: 123.4 ms\n" for epoch in (1, 2) for step in (25, 50)))  # fmt: skip
+    assert (log.format, column(log, "step")) == ("key_value", [25, 50, 75, 100])
+    assert column(log, "step_time_s") == pytest.approx([0.1234] * 4)
 
 
 def test_two_lines_of_one_step_are_one(read):

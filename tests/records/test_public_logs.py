@@ -76,7 +76,10 @@ def test_a_public_log_is_read_completely(name):
 
 
 @needs_logs
-def test_no_healthy_public_log_gets_an_action():
+def test_replay_tells_healthy_from_faulty_and_keeps_its_hands_off_the_healthy():
     rows = list(survey(Path(FOLDER)))
+    known = [row for row in rows if row.case.verdict != "either"]
+    wrong = [row.name for row in known if row.case.verdict != row.output.verdict]
+    assert len(wrong) <= len(known) // 12, wrong
     assert {r.name: r.actions for r in rows if r.case.verdict == "healthy" and r.actions} == {}
     assert len(markdown(rows).splitlines()) == len(rows) + 4

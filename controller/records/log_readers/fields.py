@@ -21,9 +21,9 @@ EPOCH_NAMES = ("epoch", "cur_epoch")
 
 SIGNALS: Mapping[str, tuple[str, ...]] = {
     "loss": ("loss", "train_loss", "training_loss", "total_loss", "lm_loss", "avg_loss",
-             "mean_loss", "step_loss", "reduced_train_loss", "loss_train",
-             "train_crossentropyloss", "train_ce_loss", "actor_loss",
-             "act_loss", "loss_metrics_global_avg_loss", "output", "outputs"),
+             "mean_loss", "step_loss", "train_loss_step", "loss_step", "gpt_loss",
+             "reduced_train_loss", "loss_train", "train_crossentropyloss", "train_ce_loss",
+             "actor_loss", "act_loss", "loss_metrics_global_avg_loss", "output", "outputs"),
     "eval_loss": ("eval_loss", "val_loss", "valid_loss", "validation_loss", "loss_val",
                   "test_loss"),
     "grad_norm": ("grad_norm", "global_norm", "gradient_norm", "gnorm", "gradnorm",

@@ -47,9 +47,13 @@ _TUPLE = re.compile(
     rf"\b(?:loss|outputs?)(?:[:=]| is| are)?\s*\(\s*({NUMBER}), *(True|False), *({NUMBER})",
     re.IGNORECASE,
 )
-_MMENGINE = re.compile(rf"\((train|val|test)\) *(?:\[({INTEGER})\])?\[ *({INTEGER})/({INTEGER})\]")
-"""mmengine: `Epoch(train) [1][240/735] lr: ... time: 2.9 data_time: 0.004 loss: 2.5`; its `time`
-is that of a step."""
+_OF_EPOCH = re.compile(
+    rf"(?:\((?:train|val|test)\)|\bEpoch(?= ?\[\d+\]\[)) *(?:\[({INTEGER})\])?"
+    rf"\[ *({INTEGER})/({INTEGER})\]",
+    re.IGNORECASE,
+)
+"""mmengine and mmcv: `Epoch(train) [1][240/735] lr: ... time: 2.9 data_time: 0.004 loss: 2.5`; its
+`time` is that of a step."""
 _PLAIN = frozenset({"", "info", "train", "training", "step", "debug", "the"})
 _EVALUATES = re.compile(r"\b(?:val|valid|validation|eval|evaluation|test)\b", re.IGNORECASE)
 _OVERFLOWED = re.compile(
@@ -97,12 +101,12 @@ def parse_line(line: str) -> NamedLine:
         if name in steps:
             named.step, named.of_steps = steps[name]
             break
-    engine = _MMENGINE.search(line) if "(" in line else None
+    engine = _OF_EPOCH.search(line) if "][" in line or "(" in line else None
     if engine is not None:
-        steps = {"step": (int(engine[3]), int(engine[4]))}
+        steps = {"step": (int(engine[2]), int(engine[3]))}
         named.step, named.of_steps = steps["step"]
-        if engine[2]:
-            steps["epoch"] = (int(engine[2]), None)
+        if engine[1]:
+            steps["epoch"] = (int(engine[1]), None)
         time = _TIME.search(line)
         if time is not None and "data_time_s" in named.signals:
             named.signals["step_time_s"] = number(time[1])

@@ -29,7 +29,7 @@ from mindtune.policies.signals import Observation
 __all__ = ["MINDFORMERS"]
 
 _STEP = re.compile(
-    rf"(?:\{{ ?)?(?:Epoch: ?\[ *(?P<epoch>{INTEGER})/ *\d+\], *)?"
+    rf"(?:\{{ ?|(?=Epoch))(?:Epoch: ?\[ *(?P<epoch>{INTEGER})/ *\d+\], *)?"
     rf"step: ?\[ *(?P<step>{INTEGER})/ *(?P<steps>{INTEGER})\], "
 )
 _LOSS = re.compile(rf"\bloss: *\[? *({NUMBER})")
