@@ -68,8 +68,8 @@ class TuneCallback(Callback):
     Args:
         config: Path of a best_config.yaml (or of a MindFormers YAML with a `mindtune` block), a
             dict of such content or of the keys mode, out_dir, policies, learned, watchdog,
-            rewind, model_signals, max_num_microbatches and faults; None: the file named by
-            MINDTUNE_CONFIG, or defaults. The default mode is observe: nothing is changed.
+            alerts, rewind, model_signals, max_num_microbatches and faults; None: the file named
+            by MINDTUNE_CONFIG, or defaults. The default mode is observe: nothing is changed.
         tokens_per_sample: Tokens of one sample; None: the width of the first integer matrix in
             the batch, if there is one.
         model: Shape of the model, by the keys of `model:` in a study file; with it and

@@ -136,6 +136,27 @@ def test_only_what_was_asked_for_is_told(server, tmp_path):
     assert server.titles() == ["[mindtune] hang"]
 
 
+@pytest.mark.parametrize(("on", "title"), [("findings,actions,stop,hang,end", "hang"),
+                                           ("end", "end")])  # fmt: skip
+def test_a_hang_that_ends_the_process_is_told_first(server, secret, tmp_path, on, title):
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "hanging_session.py"), on],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert server.titles() == [f"[mindtune] {title}"], "one word about it, not two"
+    message = server.posts[0]["message"]
+    assert "in phase train after step 3" in message
+    if title == "hang":
+        assert "The process ends now, with exit code 3." in message
+        assert f"Python stacks in {Path('hung') / 'stacks.txt'}" in message
+    result = read_document(RunResult, tmp_path / "hung" / "result.json")
+    assert (result.outcome, result.steps, result.findings) == ("crash", 3, {"hang": 1})
+    assert "in never_ends" in (tmp_path / "hung" / "stacks.txt").read_text()
+    assert files_with(tmp_path, secret) == []
+    assert secret not in done.stdout + done.stderr
+
+
 # Real trainings -------------------------------------------------------------------------------
 
 
