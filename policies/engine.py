@@ -168,10 +168,9 @@ class Engine:
             rewound_step=state.arbiter.rewound_step,
             grad_norm=baseline_of(detector_state.grad_norm, self.thresholds),
         )
-        feedback = {
-            "act": acting,
-            "observe": replace(acting, facts=_out_of_reach(state.facts)),
-        }
+        feedback = {"act": acting}
+        if any(seat.mode == "observe" for seat in self.seats):
+            feedback["observe"] = replace(acting, facts=_out_of_reach(state.facts))
         policy_states: dict[str, Any] = {}
         for seat in self.seats:
             name = seat.policy.name

@@ -132,7 +132,7 @@ class RewindPolicy:
         applied = state.applied + 1 if non_finite and skipped == 0 else 0
         following = RewindState(
             clock,
-            tuple(at for at in state.rewinds if clock - at < BUDGET_WINDOW),
+            state.rewinds and tuple(at for at in state.rewinds if clock - at < BUDGET_WINDOW),
             state.total,
             min(state.since + 1, LONG),
             min(bad, LONG),
