@@ -164,6 +164,7 @@ class _Sender:
         self._will = will
         self._last: dict[str, threading.Event] = {}
         self._threads: list[threading.Thread] = []
+        self._counting = threading.Lock()
         self._writing = threading.Lock()
         self._over = threading.Lock()
 
@@ -175,9 +176,11 @@ class _Sender:
     def start(self, alert: Mapping[str, str]) -> None:
         """Begin to send an alert."""
         for address in self._addresses:
-            self._threads = [thread for thread in self._threads if thread.is_alive()]
-            if len(self._threads) >= _MAX_UNANSWERED:
-                problem = f"{len(self._threads)} earlier alerts are still without an answer"
+            with self._counting:
+                self._threads = [thread for thread in self._threads if thread.is_alive()]
+                unanswered = len(self._threads)
+            if unanswered >= _MAX_UNANSWERED:
+                problem = f"{unanswered} earlier alerts are still without an answer"
                 self._say(address, _outcome(address, problem))
                 continue
             done = threading.Event()
@@ -220,8 +223,9 @@ class _Sender:
         sending = threading.Thread(
             target=lambda: outcomes.append(send(address, alert, os.environ)), daemon=True
         )
-        self._threads.append(sending)
-        sending.start()
+        with self._counting:
+            sending.start()
+            self._threads.append(sending)
         sending.join(SEND_DEADLINE_S)
         problem = f"no answer in {SEND_DEADLINE_S:g} s" if sending.is_alive() else "apprise failed"
         self._say(address, outcomes[0] if outcomes else _outcome(address, problem))
