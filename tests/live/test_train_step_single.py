@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mindtune.controller.live.packed import NUM_HOST_SIGNALS
+
 pytestmark = pytest.mark.mindspore
 
 HERE = Path(__file__).parent
@@ -265,7 +267,7 @@ def test_wrong_values_are_refused_with_rule_and_value(seen):
 def test_a_hand_written_loop_shares_the_update(seen):
     own_loop = seen["own_loop"]
     assert own_loop["losses"] == own_loop["expected"]
-    assert own_loop["row"] == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]
+    assert own_loop["row"] == [[float(index) for index in range(NUM_HOST_SIGNALS)]]
     assert own_loop["packed once"]
 
 
