@@ -23,16 +23,15 @@ NOTHING: Overrides = MappingProxyType({})
 SMALL: Overrides = MappingProxyType(
     {
         "model.num_layers": 2,
-        "model.seq_length": 64,
         "training.recompute": "none",
-        "training.global_batch_size": 8,
-        "training.micro_batch_size": 8,
+        "training.global_batch_size": 16,
+        "training.micro_batch_size": 16,
         "training.clip_norm": None,
         "training.eval_samples": 128,
     }
 )
-"""Half of the workload's blocks, a step in one micro-batch, and no clipping, which would hide what
-a policy does: a row takes about twenty seconds."""
+"""Half of the workload's blocks, a step in one micro-batch, which keeps two cores busy, and no
+clipping, which would hide what a policy does."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Case:
     """Findings that name the fault."""
     justified: frozenset[str] = frozenset()
     """Actions that are an answer to it; any other one is a false action."""
-    steps: int = 120
+    steps: int = 100
     """Optimizer steps at the configured batch size."""
     guards: tuple[Guard, ...] = (GUARDED, UNGUARDED)
     base: Overrides = field(default_factory=lambda: SMALL)

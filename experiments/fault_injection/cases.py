@@ -27,10 +27,16 @@ _MEMORY = "2GB"
 """The workload's process holds about 1.1 GB."""
 
 _HALF: Overrides = MappingProxyType(
-    {**SMALL, "training.precision": "float16", "training.loss_scale": "dynamic"}
+    {
+        **SMALL,
+        "training.precision": "float16",
+        "training.loss_scale": "dynamic",
+        "faults.loss_scale_start": 1024.0,
+    }
 )
+"""In float16, from a scale at which the workload does not overflow by itself (2^16 does)."""
 _TWO_RANKS: Overrides = MappingProxyType(
-    {**SMALL, "parallel.data_parallel": 2, "training.micro_batch_size": 4}
+    {**SMALL, "parallel.data_parallel": 2, "training.micro_batch_size": 8}
 )
 _TINY: Overrides = MappingProxyType(
     {
@@ -38,10 +44,14 @@ _TINY: Overrides = MappingProxyType(
         "model.num_layers": 1,
         "model.hidden_size": 32,
         "model.seq_length": 32,
+        "training.global_batch_size": 8,
+        "training.micro_batch_size": 8,
         "training.clip_norm": 1.0,
     }
 )
 """The smallest model, for many steps."""
+_FIXED_BATCH: Overrides = MappingProxyType({"policies": {"batch_size": {"enabled": False}}})
+"""Such a model leaves any device idle, which is rightly found and answered."""
 
 
 def _half(steps: int) -> int:
@@ -107,11 +117,12 @@ _ALL = (
     ),
     Case(
         name="healthy_long",
-        fault="none, the smallest model over many steps",
+        fault="none, the smallest model over many steps, with a fixed batch",
         wanted="nothing at all",
         steps=_HEALTHY_STEPS,
         guards=(GUARDED,),
         base=_TINY,
+        live=_FIXED_BATCH,
     ),
     Case(
         name="nan_loss",
@@ -214,9 +225,9 @@ _ALL = (
     ),
     Case(
         name="overflow_storm",
-        fault="float16, from the middle on gradients overflow at every loss scale above 256",
+        fault="float16, from the middle on gradients overflow at every loss scale above 16",
         wanted="bring the scale down fast",
-        plant=_at_half("overflow_storm", max_loss_scale=256.0),
+        plant=_at_half("overflow_storm", max_loss_scale=16.0),
         expected=frozenset({Kind.OVERFLOW, Kind.OVERFLOW_STORM}),
         justified=frozenset({"SetLossScale"}) | _SKIP,
         base=_HALF,
