@@ -104,7 +104,8 @@ _SKIP = frozenset({"SetSkipThreshold"})
 _SOFT = frozenset({"SetSkipThreshold", "SetClipNorm", "SetLearningRateScale"})
 _RATE = frozenset({"SetLearningRateScale", "SetClipNorm", "Rewind"})
 _STOP = frozenset({"RequestStop"})
-_BACK = frozenset({"Rewind"})
+_BACK = frozenset({"Rewind", "SetLearningRateScale"})
+"""A return to a healthy state goes on with a lower rate."""
 
 _ALL = (
     Case(name="healthy", fault="none", wanted="nothing at all"),

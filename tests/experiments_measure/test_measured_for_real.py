@@ -25,7 +25,7 @@ def run(module, arguments, cwd):
 
 def test_one_seed_of_three_faults(tmp_path):
     """A fault in the gradients, one that no scale cures, and one that only a watchdog sees."""
-    arguments = ["--out", "out", "--seeds", "1", "--steps", "40", "--guards", "guarded"]
+    arguments = ["--out", "out", "--seeds", "1", "--steps", "20", "--guards", "guarded"]
     chosen = [*arguments, "--faults", "nan_gradient,overflow_storm,hang"]
     done = run("mindtune.experiments.fault_injection", chosen, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -35,12 +35,12 @@ def test_one_seed_of_three_faults(tmp_path):
     assert all(row.detection_delay == 0 for row in rows.values())
     assert all(row.false_actions == {} for row in rows.values())
     assert (nan.outcome, nan.updates_skipped, nan.steps_above) == ("ok", 1, 0)
-    assert nan.validation_loss < 4.5
+    assert nan.validation_loss < 5.2
     # From 1024 down to 16; halving would take 6 updates.
     assert storm.outcome == "ok"
     assert 1 <= storm.updates_skipped <= 6
     assert storm.actions["SetLossScale"] >= 1
-    assert (hang.outcome, hang.steps, hang.findings["hang"]) == ("crash", 19, 1)
+    assert (hang.outcome, hang.steps, hang.findings["hang"]) == ("crash", 9, 1)
     stacks = tmp_path / "out" / "runs" / "hang-guarded-1" / "run" / "stacks.txt"
     assert "enter_step" in stacks.read_text()
     again = run("mindtune.experiments.fault_injection", chosen, tmp_path)
