@@ -3,10 +3,10 @@
 Theory of operation. The other rules need a baseline or the first steps of a run. A log that holds
 every tenth step or fewer gives means over many steps, and a run that goes on after step
 `cold_end` has settled: there a single record says more. A **leap** is a loss of `leap` times
-everything in the newest 8 records, and above the newest of them by 4 times the largest distance
-between any two neighbours of these. It is a warning, since one step may be an outlier; one of the
-next two records at that height makes it critical. A level below `_SCALE` (a loss that may scatter
-around zero) needs 4 records that say how it scatters.
+everything in the newest 4 records, and above the newest of them by 4 times the largest distance
+between any two neighbours of the newest 8. It is a warning, since one step may be an outlier; one
+of the next two records at that height makes it critical. A level below `_SCALE` (a loss that may
+scatter around zero) needs 4 records that say how it scatters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mindtune.policies.windows import push
 __all__ = ["LeapState", "judge_leap"]
 
 _INTERVAL = 10
-_KEPT = 8
+_KEPT, _LEVEL = 8, 4
 _OF_DISTANCE = 4.0
 _SCALE = 0.5
 _KNOWN = 4
@@ -68,7 +68,7 @@ def judge_leap(
         finding = _finding(observation, loss, state.level, thresholds, Severity.CRITICAL)
         return (finding,), LeapState(state.losses, first, state.level, _CONFIRM)
     if not state.waits and _leaps(state.losses, loss, thresholds):
-        level = max(state.losses)
+        level = max(state.losses[-_LEVEL:])
         finding = _finding(observation, loss, level, thresholds, Severity.WARNING)
         return (finding,), LeapState(state.losses, first, level, _CONFIRM)
     waits = max(0, state.waits - 1)
@@ -76,9 +76,12 @@ def judge_leap(
 
 
 def _leaps(earlier: tuple[float, ...], loss: float, thresholds: DetectorThresholds) -> bool:
-    if not earlier or min(earlier) <= 0.0 or loss < thresholds.leap * max(earlier):
+    if not earlier or min(earlier) <= 0.0:
         return False
-    if max(earlier) < _SCALE and len(earlier) < _KNOWN:
+    level = max(earlier[-_LEVEL:])
+    if loss < thresholds.leap * level or loss <= max(earlier):
+        return False
+    if level < _SCALE and len(earlier) < _KNOWN:
         return False
     largest = max((abs(later - before) for before, later in pairwise(earlier)), default=0.0)
     return loss - earlier[-1] >= _OF_DISTANCE * largest

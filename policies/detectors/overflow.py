@@ -28,6 +28,7 @@ _SETTLED = 16
 _MOSTLY = 0.5
 _COLLAPSE = 2.0**12
 _LOW_SCALE = 2.0**12
+_STILL_FALLS = 8.0
 _UNMOVED_AFTER = 3
 _CRITICAL_AT_FLOOR = 3
 
@@ -104,6 +105,7 @@ def _judge_hit(
     rate = observation.overflow or 0.0
     loss = observation.loss
     loss_finite = loss is None or math.isfinite(loss)
+    often = int(rate * thresholds.rate_window >= thresholds.storm_rate)
     unmoved = 0
     skipped = observation.update_skipped
     applied = not skipped if scale is not None else skipped == 0
@@ -111,12 +113,12 @@ def _judge_hit(
         unmoved = state.unmoved + 1 if state.scale in (None, scale) or scale is None else 1
     at_floor = state.at_floor + 1 if scale is not None and scale <= thresholds.soft_floor else 0
     following = OverflowState(
-        state.consecutive + 1,
+        # A low rate stands for many steps, most of them clean.
+        state.consecutive + 1 if rate >= _MOSTLY else 1,
         0,
-        # A rate stands for many steps, most of them clean.
         state.settled or rate < _MOSTLY,
         state.total + int(not state.settled),
-        ((state.bits << 1) | 1) & mask,
+        ((state.bits << 1) | often) & mask,
         scale if scale is not None else state.scale,
         max(state.highest, scale or 0.0),
         unmoved,
@@ -131,7 +133,8 @@ def _judge_hit(
             {"consecutive": following.consecutive, "loss_scale": scale},
         )
     ]
-    if _is_storm(following, scale, thresholds, loss_finite=loss_finite):
+    fell = scale is not None and _has_collapsed(scale, rate, state)
+    if fell or _is_storm(following, thresholds, loss_finite=loss_finite):
         findings.append(_storm(observation, scale, following, loss_finite=loss_finite))
     if unmoved >= _UNMOVED_AFTER:
         findings.append(
@@ -160,18 +163,17 @@ def _judge_hit(
     return tuple(findings), following
 
 
-def _is_storm(
-    state: OverflowState,
-    scale: float | None,
-    thresholds: DetectorThresholds,
-    *,
-    loss_finite: bool,
-) -> bool:
-    collapsed = scale is not None and scale < min(_LOW_SCALE, state.highest / _COLLAPSE)
+def _has_collapsed(scale: float, rate: float, before: OverflowState) -> bool:
+    # The record with which a search ends, and the one after it, may still hold a part of it.
+    searched = rate < _MOSTLY and scale * _STILL_FALLS > (before.scale or scale)
+    low = scale < min(_LOW_SCALE, before.highest / _COLLAPSE)
+    return before.settled and low and not searched
+
+
+def _is_storm(state: OverflowState, thresholds: DetectorThresholds, *, loss_finite: bool) -> bool:
     if not state.settled:
         return state.total > thresholds.search_overflows or not loss_finite
-    count = state.bits.bit_count()
-    return state.consecutive >= thresholds.storm or count >= thresholds.storm_rate or collapsed
+    return state.consecutive >= thresholds.storm or state.bits.bit_count() >= thresholds.storm_rate
 
 
 def _storm(

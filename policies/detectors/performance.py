@@ -64,9 +64,12 @@ def judge_performance(
     begins = False
     step_time, wait = observation.step_time_s, observation.data_time_s
     step_times, waits, totals = state.step_times, state.waits, state.totals
-    share, covered, batch = state.share, state.covered, observation.global_batch_size
-    if batch is not None and batch != state.batch and state.batch is not None:
-        step_times = SpikeState()
+    share, covered, batch = state.share, state.covered, state.batch
+    samples = observation.global_batch_size
+    if samples is not None and samples > 0:  # neither 0 nor NaN
+        if batch is not None and samples != batch:
+            step_times = SpikeState()
+        batch = samples
     if step_time is not None:
         judgement, step_times = judge_sample(
             step_time, step_times, thresholds, score=thresholds.step_time_score
@@ -98,7 +101,7 @@ def judge_performance(
         covered,
         utilization,
         observation.step,
-        state.batch if batch is None else batch,
+        batch,
     )
     return findings, begins, following
 

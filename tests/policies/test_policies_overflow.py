@@ -78,6 +78,21 @@ def test_a_collapsing_scale_of_rates_is_a_storm() -> None:
     assert [s for s, kind in kinds(run(rows)) if kind == "overflow_storm"] == [3, 4]
 
 
+def test_the_record_with_which_a_search_ends_is_no_collapse() -> None:
+    rates = [
+        (1.0, 2.0**32),
+        (1.0, 2.0**23),
+        (1.0, 2.0**13),
+        (0.2, 2.0**11),
+        (0.1, 2.0**10),
+        (0.0, 2.0**10),
+    ]
+    rows = [
+        {"loss": 4 - 0.1 * i, "overflow": r, "loss_scale": s} for i, (r, s) in enumerate(rates)
+    ]
+    assert {kind for _, kind in kinds(run(rows))} == {"overflow"}
+
+
 def test_overflow_without_effect() -> None:
     losses = [11.67, 8.85, 8712.59, 15806.38]
     found = run([{"loss": loss, "overflow": 1.0, "loss_scale": 1024.0} for loss in losses])
