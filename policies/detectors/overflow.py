@@ -164,10 +164,10 @@ def _judge_hit(
 
 
 def _has_collapsed(scale: float, rate: float, before: OverflowState) -> bool:
-    # The record with which a search ends, and the one after it, may still hold a part of it.
-    searched = rate < _MOSTLY and scale * _STILL_FALLS > (before.scale or scale)
+    # A low rate after a clean record, or after little of a fall, is probing or the end of a search.
+    falls = before.clean == 0 and scale * _STILL_FALLS <= (before.scale or scale)
     low = scale < min(_LOW_SCALE, before.highest / _COLLAPSE)
-    return before.settled and low and not searched
+    return before.settled and low and (falls or rate >= _MOSTLY)
 
 
 def _is_storm(state: OverflowState, thresholds: DetectorThresholds, *, loss_finite: bool) -> bool:
