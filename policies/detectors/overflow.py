@@ -164,7 +164,7 @@ def _judge_hit(
 
 
 def _has_collapsed(scale: float, rate: float, before: OverflowState) -> bool:
-    # A low rate after a clean record, or after little of a fall, is probing or the end of a search.
+    # A low rate after a clean record, or after little of a fall, is probing or ends a search.
     falls = before.clean == 0 and scale * _STILL_FALLS <= (before.scale or scale)
     low = scale < min(_LOW_SCALE, before.highest / _COLLAPSE)
     return before.settled and low and (falls or rate >= _MOSTLY)
