@@ -1,4 +1,4 @@
-"""Three real trainings in one process: one that saves, one whose data raises, one whose data hangs.
+"""Three real trainings in one process: one that saves, one that raises, one whose data hangs.
 
 The last ends the process from the watchdog, with exit code 3.
 """
@@ -29,6 +29,14 @@ class Net(nn.Cell):
         return ops.mean(ops.square(self.dense(x) - y))
 
 
+class Fails(Callback):
+    """Raises after the fourth step, as a callback that reaches no storage does."""
+
+    def on_train_step_end(self, run_context):
+        if run_context.original_args().cur_step_num == 4:
+            raise RuntimeError("the storage is gone")
+
+
 class Phases(Callback):
     """Notes what the watchdog believes after each step, where a checkpoint may be written."""
 
@@ -44,7 +52,7 @@ class Phases(Callback):
 class Source:
     """Six batches, then what `end` does; one batch may be poisoned."""
 
-    def __init__(self, end, *, poisoned=None):
+    def __init__(self, *, end=None, poisoned=None):
         self._end = end
         self._poisoned = poisoned
 
@@ -62,11 +70,7 @@ class Source:
         self._end()
 
 
-def fail():
-    raise RuntimeError("the storage is gone")
-
-
-def train(source, *, save_every=None, **config):
+def train(source, *others, save_every=None, **config):
     net = Net()
     model = Model(TrainStep(net, nn.SGD(net.trainable_params(), 0.01)))
     data = ds.GeneratorDataset(source, ["x", "y"], shuffle=False)
@@ -76,18 +80,18 @@ def train(source, *, save_every=None, **config):
     if save_every is not None:
         saving = CheckpointConfig(save_checkpoint_steps=save_every)
         savers = [ModelCheckpoint(directory="checkpoints", config=saving)]
-    model.train(1, data, callbacks=[tune, phases, *savers], dataset_sink_mode=False)
+    model.train(1, data, callbacks=[tune, phases, *savers, *others], dataset_sink_mode=False)
     return phases.seen
 
 
-print("phases", *train(list(Source(fail).batches()), save_every=4, out_dir="saved"), flush=True)
+print("phases", *train(list(Source().batches()), save_every=4, out_dir="saved"), flush=True)
 alerts = {"urls": ["env:HOOK", "env:DEAD"]}
 try:
-    train(Source(fail, poisoned=2), out_dir="crashed", alerts=alerts)
+    train(list(Source(poisoned=2).batches()), Fails(), out_dir="crashed", alerts=alerts)
 except RuntimeError as error:
     print("raised", "the storage is gone" in str(error), flush=True)
 train(
-    Source(threading.Event().wait),
+    Source(end=threading.Event().wait),
     out_dir="hung",
     alerts=alerts,
     watchdog={"train_min_s": 2.0, "exit_on_hang": True},

@@ -186,7 +186,7 @@ def test_a_crash_and_a_hang_of_real_trainings_are_told(server, dead_url, secret,
     }  # fmt: skip
     end = next(post for post in by_run["crashed"] if post["title"] == "[mindtune] end")
     assert end["type"] == "failure"
-    assert "step 6: the run is over: crash" in end["message"]
+    assert "step 4: the run is over: crash" in end["message"]
     assert "the storage is gone" in end["message"]
 
     (hang,) = by_run["hung"]

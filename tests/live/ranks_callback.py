@@ -58,7 +58,9 @@ def own_data(*, spoiled):
 def train(folder, *, spoiled=True):
     net = Net()
     step = TrainStep(net, nn.SGD(net.trainable_params(), 0.001))
-    tune = TuneCallback({"out_dir": folder, "mode": "act", **FIXED_BATCH}, tokens_per_sample=4)
+    alerts = {"urls": ["env:NOBODY_LISTENS"]}
+    config = {"out_dir": folder, "mode": "act", "alerts": alerts, **FIXED_BATCH}
+    tune = TuneCallback(config, tokens_per_sample=4)
     seen = Observed(tune)
     Model(step).train(1, own_data(spoiled=spoiled), callbacks=[SlowOnRank1(), tune, seen])
     weights = np.concatenate([weight.asnumpy().ravel() for weight in net.trainable_params()])
@@ -68,6 +70,7 @@ def train(folder, *, spoiled=True):
         "weights": weights.tobytes().hex(),
         "actions": tune._session.controller.num_actions,
         "out_dir": str(tune.out_dir),
+        "tells": tune._session._alerts is not None,
         "reason": tune.stop_reason,
     }
 

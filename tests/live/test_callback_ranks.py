@@ -38,7 +38,11 @@ def ranks(tmp_path_factory):
     done = subprocess.run(
         command,
         cwd=folder,
-        env={**environment, "PATH": f"{Path(sys.executable).parent}:{environment['PATH']}"},
+        env={
+            **environment,
+            "NOBODY_LISTENS": "json://127.0.0.1:9",
+            "PATH": f"{Path(sys.executable).parent}:{environment['PATH']}",
+        },
         capture_output=True,
         text=True,
         timeout=400,
@@ -47,6 +51,10 @@ def ranks(tmp_path_factory):
     logs = "".join(path.read_text(errors="replace")[-4000:] for path in folder.glob("logs/w*.log"))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:] + logs
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_only_rank_0_tells_people(ranks):
+    assert [seen["run"]["tells"] for seen in ranks] == [True, False]
 
 
 def test_both_ranks_decide_and_act_alike(ranks):
