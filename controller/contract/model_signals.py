@@ -20,7 +20,7 @@ Matrix = list[list[Number]]
 
 
 class ModelSignalRecord(ContractModel):
-    """What a sampled step showed. A list runs over `layers`, in the model's order."""
+    """What a sampled step showed. A list runs over `layers`, in the optimizer's order."""
 
     FILE: ClassVar[str] = "model_signals.jsonl"
 

@@ -1,10 +1,10 @@
-"""Groups weights into layers by their names."""
+"""Groups weights into layers by their names, and tells in which layer a gradient broke."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["group_by_layer", "layer_of"]
+__all__ = ["broken_gradient", "group_by_layer", "layer_of"]
 
 _LEAVES = frozenset({"weight", "bias", "gamma", "beta", "embedding_table"})
 """Names that a weight has inside the cell that is the layer."""
@@ -33,3 +33,30 @@ def group_by_layer(names: Iterable[str]) -> Mapping[str, tuple[int, ...]]:
     for index, name in enumerate(names):
         groups.setdefault(layer_of(name), []).append(index)
     return {layer: tuple(indices) for layer, indices in groups.items()}
+
+
+def broken_gradient(layers: Sequence[str], non_finite: Sequence[int]) -> tuple[str, str] | None:
+    """Return the layer in which the backward pass broke, and what to say; None: it did not.
+
+    The backward pass goes through the layers from the last to the first, and what is broken stays
+    so. Weights that a model holds beside its blocks, such as an output matrix, may stand first in
+    the optimizer's order: where every layer is broken, only the model's end is known.
+
+    Args:
+        layers: In the optimizer's order.
+        non_finite: Of each the number of gradient entries that are NaN or infinite.
+    """
+    broken = [layer for layer, count in zip(layers, non_finite, strict=False) if count]
+    if not broken:
+        return None
+    if len(broken) == len(layers):
+        return "all", (
+            f"the gradient is non-finite in all {len(layers)} layers: it broke where the backward "
+            "pass begins; look at the loss (a log of 0, a division by 0, an overflow) and at the "
+            "model's last layer"
+        )
+    return broken[-1], (
+        f"the gradient is first non-finite in {broken[-1]} as the backward pass comes to it "
+        f"({len(broken)} of {len(layers)} layers are non-finite); look there for an overflow, a "
+        "division by 0 or a log of 0"
+    )

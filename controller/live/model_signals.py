@@ -12,7 +12,7 @@ stands in the record instead. Memory: one float32 copy of this rank's weights, i
 
 After a step with overflow the next one is sampled as well, once per interval: a gradient that is
 broken for good then shows in which layer. The backward pass goes from the last layer to the
-first, so a fault has its origin in the last layer that is not finite.
+first, so a fault has its origin in the last layer that is not finite (`broken_gradient`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from mindspore import dtype as mstype
 from mindtune.controller.contract import ModelSignalRecord
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.controller import LiveController
-from mindtune.controller.live.layers import group_by_layer
+from mindtune.controller.live.layers import broken_gradient, group_by_layer
 from mindtune.controller.live.layout import is_tp_sharded
 from mindtune.controller.live.model_cells import (
     NUM_GRADIENT_FIELDS,
@@ -290,18 +290,10 @@ class ModelSignals:
         rule = None if self._step is None else self._step.loss_scale_rule
         searched = rule is not None and rule.dynamic
         explained = searched and self._overflows < _STUBBORN
-        broken = [
-            layer
-            for layer, count in zip(record.layers, record.gradient_non_finite or (), strict=False)
-            if count
-        ]
-        if broken and not explained:
-            sample.advice[f"broken_gradient:{broken[-1]}"] = (
-                f"the gradient is first non-finite in {broken[-1]} as the backward pass comes to "
-                f"it ({len(broken)} of {len(record.layers)} layers are non-finite at step "
-                f"{record.step}); look there for an overflow, a division by 0 or a log of 0, or "
-                "at the loss if it is the last layer"
-            )
+        told = broken_gradient(record.layers, record.gradient_non_finite or ())
+        if told is not None and not explained:
+            layer, message = told
+            sample.advice[f"broken_gradient:{layer}"] = f"at step {record.step} {message}"
 
     def _untrained(self, record: ModelSignalRecord) -> Finding | None:
         """Say that no gradient is there at all, once two samples in a row show it."""

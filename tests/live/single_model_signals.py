@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import mindspore as ms
 import mindspore.dataset as ds
 import numpy as np
 from mindspore import Tensor, nn, ops
@@ -199,7 +200,7 @@ def model_signals():
     off, one, _ = trained("off", 0)
     on, other, shapes = trained("on", 3, asks=True)
     trained("spoilt", 4, spoil=True)
-    return {
+    seen = {
         "losses": [one.losses, other.losses],
         "same_weights": all(
             np.array_equal(a, b) for a, b in zip(one.weights[-1], other.weights[-1], strict=True)
@@ -214,6 +215,8 @@ def model_signals():
         "shapes": shapes,
         "hooks": len(on.gradient_hooks),
         "refused": refused(),
-        "untrained": untrained(),
-        "by_hand": by_hand(),
     }
+    if ms.get_context("mode") == ms.PYNATIVE_MODE:
+        # The same on the host's side in both modes; here nothing compiles for long.
+        seen |= {"untrained": untrained(), "by_hand": by_hand()}
+    return seen

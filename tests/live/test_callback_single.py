@@ -490,14 +490,14 @@ def test_the_models_own_function_is_asked_and_may_not_give_whole_maps(both):
     assert "maps of model_signals must have at most 2 dimensions" in message
 
 
-def test_a_loss_without_weights_is_found(both):
-    seen = both["model_signals"]["untrained"]
+def test_a_loss_without_weights_is_found(pynative):
+    seen = pynative["model_signals"]["untrained"]
     assert seen["findings"]["no_trainable_parameters"] == 1
     assert seen["steps"][:2] == [4, 5]
 
 
-def test_a_hand_written_loop_is_sampled_alike(both):
-    seen = both["model_signals"]["by_hand"]
+def test_a_hand_written_loop_is_sampled_alike(pynative):
+    seen = pynative["model_signals"]["by_hand"]
     (record,) = seen["records"]
     assert (record["step"], record["arrays"]) == (3, {"rows": 8})
     # Asked once, with the first of both micro-batches.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mindtune.controller.live.layers import group_by_layer, layer_of
+from mindtune.controller.live.layers import broken_gradient, group_by_layer, layer_of
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,22 @@ def test_layers_stand_in_the_order_of_their_first_weight():
         ("blocks.1", (2,)),
         ("head", (4, 5)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "layer", "words"),
+    [
+        ((0, 0, 0, 0), None, ""),
+        ((0, 0, 0, 1), "blocks.1", "1 of 4 layers"),
+        ((9, 0, 7, 0), "blocks.0", "2 of 4 layers"),
+        # The head stands before the blocks, so which layer is the last is not known.
+        ((9, 9, 7, 8), "all", "all 4 layers"),
+    ],
+)
+def test_the_layer_where_the_backward_pass_broke_is_told(counts, layer, words):
+    told = broken_gradient(["embedding", "head", "blocks.0", "blocks.1"], counts)
+    if layer is None:
+        assert told is None
+    else:
+        assert told[0] == layer
+        assert words in told[1]
