@@ -137,7 +137,7 @@ class MemoryGuardPolicy:
         size = observation.micro_batch_size
         if size is None:
             size = feedback.facts.micro_batch_size or 0
-        smaller = self._smaller(size, observation.num_microbatches)
+        smaller = self._smaller(size, feedback.facts.micro_batch_size)
         if smaller is None or state.rest > 0 or _KNOB not in feedback.facts.reachable:
             return self._advise(pressure, "memory-critical", size), following
         return (
@@ -150,12 +150,11 @@ class MemoryGuardPolicy:
             following,
         )
 
-    def _smaller(self, size: float, count: float | None) -> int | None:
-        """Return the size nearest to a half that divides the rank's samples, or None."""
+    def _smaller(self, size: float, incoming: int | None) -> int | None:
+        """Return the size nearest to a half that divides the incoming micro-batch, or None."""
         if not 1 < size < _LARGEST or size != int(size):
             return None
-        whole = count is not None and 1 <= count < _LARGEST and count == int(count)
-        samples = int(size) * (int(count) if whole and count is not None else 1)
+        samples = incoming or int(size)
         low = max(self.limits.min_micro_batch_size, -(-int(size) // _FACTOR))
         return next((value for value in range(low, int(size)) if samples % value == 0), None)
 

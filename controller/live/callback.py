@@ -59,7 +59,9 @@ class TuneCallback(Callback):
 
     Time between two calls of the step is waiting for data, apart from evaluation in `Model.fit`.
     What other callbacks do in their own `step_end` counts into it if they stand behind this one in
-    the list; a step whose time holds a `ModelCheckpoint` save has phase `save`.
+    the list; a step whose time holds a `ModelCheckpoint` save has phase `save`. Put a
+    `ModelCheckpoint` behind it in the list: then a checkpoint written in the very step in which a
+    policy returned to an earlier state holds what was returned to.
 
     A failure of its own in the middle of training is logged and leaves a result; the training goes
     on without it. Only a trial ends, which is nothing without its records, and a job whose ranks

@@ -238,12 +238,13 @@ SHORT = replace(FULL, severity=Severity.WARNING)
 REACH = Feedback(facts=RunFacts(reachable=GUARDED, micro_batch_size=8))
 
 
-def asked(findings: list, size: float | None = 8, count: float | None = 2, steps: int = 3):
+def asked(findings: list, size: float | None = 8, incoming: int | None = 8, steps: int = 3):
     policy, answers = MemoryGuardPolicy(), []
+    reach = Feedback(facts=RunFacts(reachable=GUARDED, micro_batch_size=incoming))
     state = policy.init()
     for step in range(1, steps + 1):
-        observation = Observation(step=step, micro_batch_size=size, num_microbatches=count)
-        decision, state = policy.decide(observation, findings, REACH, state)
+        observation = Observation(step=step, micro_batch_size=size, num_microbatches=2)
+        decision, state = policy.decide(observation, findings, reach, state)
         answers.append(decision)
     return answers
 
@@ -274,18 +275,19 @@ def test_full_memory_halves_the_micro_batch_after_two_readings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "count", "smaller"),
-    [(8, 2, 4), (7, 1, None), (3, 2, 2), (6, 1, 3), (2, 1, 1), (12, None, 6), (5, 4, 4), (9, 1, None)],
+    ("size", "incoming", "smaller"),
+    [(8, 8, 4), (4, 8, 2), (7, 7, None), (12, 12, 6), (6, 12, 3), (3, 12, 2), (2, 8, 1), (10, None, 5),
+     (9, 9, None), (10, 30, 5), (15, 30, 10)],
 )  # fmt: skip
-def test_the_smaller_size_divides_the_samples_and_is_no_less_than_half(
-    size, count, smaller
+def test_the_smaller_size_divides_what_comes_in_and_is_no_less_than_half(
+    size, incoming, smaller
 ) -> None:
-    action = asked([FULL], size, count)[1].actions[0]
+    action = asked([FULL], size, incoming)[1].actions[0]
     if smaller is None:
         assert isinstance(action, Advise)
     else:
         assert action == SetMicroBatch(smaller)
-        assert size * (count or 1) % smaller == 0
+        assert (incoming or size) % smaller == 0
         assert 2 * smaller >= size
 
 
