@@ -34,6 +34,9 @@ def _contained(hook: Callable[[TuneCallback, Any], None]) -> Callable[[TuneCallb
             return
         try:
             hook(self, run_context)
+        except MemoryError:
+            # It is the run that is out of memory, by itself or by a planted fault.
+            raise
         except Exception as error:
             self.gave_up = self._bound().abandon(error)
             if not self.gave_up:
