@@ -264,7 +264,8 @@ class RewindPolicy:
         return (
             Decision(
                 actions=(Rewind(id=f"rewind-{observation.step}-{total}", reason=lost.reason),),
-                reason=f"{lost.reason.rstrip('.')}: back to the last healthy state, past the data since then",
+                reason=f"{lost.reason.rstrip('.')}: back to the last healthy state, past the data "
+                "since then",
                 evidence={
                     **lost.evidence,
                     "rewinds": len(state.rewinds) + 1,
