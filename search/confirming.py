@@ -7,19 +7,18 @@ lies inside the noise are a tie, and a tie goes to the one with more memory to s
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mindtune.search.errors import SearchError
+from mindtune.search.student import student_quantile
 
 __all__ = ["Comparison", "Confirmed", "Spread", "compare", "noise_share", "rank", "spread"]
 
 TIE = 0.02
 """Relative difference below which two values are always a tie: step times of one config differ by
 2 - 5 % between repeats in the published tables."""
-_RESAMPLES = 2000
 _LEVEL = 0.95
 
 
@@ -57,10 +56,10 @@ class Comparison:
     """Value of one set of repeats over another's."""
 
     ratio: float
-    """Of the medians."""
+    """Of the geometric means."""
     low: float
     high: float
-    """Bootstrap interval (95 %) of the ratio of means; equal to `ratio` with single repeats."""
+    """Interval (95 %) of the ratio; equal to `ratio` where no noise is known."""
     different: bool | None
     """None: cannot be told from single repeats."""
 
@@ -79,25 +78,36 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), low, high, len(values))
 
 
-def compare(values: Sequence[float], reference: Sequence[float], *, seed: int = 0) -> Comparison:
-    """Return how `values` compare with `reference` (both positive), noise considered."""
+def compare(values: Sequence[float], reference: Sequence[float]) -> Comparison:
+    """Return how `values` compare with `reference` (all positive), noise considered.
+
+    The interval is that of the two-sample t test on logarithms, with one variance for both sides:
+    what disturbs a launch (the machine, the clock, the order) does so by a share of its time and
+    whatever its config. Resampling two or three launches would give an interval far too narrow,
+    since a resample never holds a value outside of them.
+    """
     if not values or not reference:
         raise SearchError(
             f"a comparison needs values on both sides, but got {len(values)} and {len(reference)}."
         )
-    ratio = statistics.median(values) / statistics.median(reference)
-    if len(values) < 2 or len(reference) < 2:
+    logs, reference_logs = list(map(math.log, values)), list(map(math.log, reference))
+    distance = statistics.fmean(logs) - statistics.fmean(reference_logs)
+    ratio = math.exp(distance)
+    freedom = len(logs) + len(reference_logs) - 2
+    if not freedom:
         return Comparison(ratio, ratio, ratio, None)
-    draw = random.Random(seed)  # noqa: S311 - resampling, no secret
-    ratios = sorted(
-        statistics.fmean(draw.choices(values, k=len(values)))
-        / statistics.fmean(draw.choices(reference, k=len(reference)))
-        for _ in range(_RESAMPLES)
-    )
-    low = ratios[int((1 - _LEVEL) / 2 * _RESAMPLES)]
-    high = ratios[int((1 + _LEVEL) / 2 * _RESAMPLES) - 1]
+    squares = _squares(logs) + _squares(reference_logs)
+    error = math.sqrt(squares / freedom * (1 / len(logs) + 1 / len(reference_logs)))
+    margin = student_quantile((1 + _LEVEL) / 2, freedom) * error
+    low, high = math.exp(distance - margin), math.exp(distance + margin)
     apart = (low > 1.0 or high < 1.0) and abs(ratio - 1.0) > TIE
     return Comparison(ratio, low, high, apart)
+
+
+def _squares(values: Sequence[float]) -> float:
+    """Return the sum of squared distances from the mean."""
+    mean = statistics.fmean(values)
+    return sum((value - mean) ** 2 for value in values)
 
 
 def noise_share(leaders: Sequence[Confirmed]) -> float | None:

@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mindtune.search.errors import SearchError
+from mindtune.search.student import student_quantile
 
 __all__ = ["ConvergenceBand", "ConvergenceVerdict", "LossCurve", "baseline_band", "judge"]
 
 WINDOW = 0.2
 """Last share of the common samples that is compared."""
-_STUDENT = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860}
-"""One-sided 95 % quantiles of Student's t by degrees of freedom; more: 1.85."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def baseline_band(curves: Sequence[LossCurve], *, samples: float | None = None) 
     if not all(map(math.isfinite, losses)):
         raise SearchError(f"the baseline's losses must be finite, but got {losses}.")
     mean, deviation = statistics.fmean(losses), statistics.stdev(losses)
-    quantile = _STUDENT.get(len(losses) - 1, 1.85)
+    quantile = student_quantile(0.95, len(losses) - 1)
     upper = mean + quantile * deviation * math.sqrt(1 + 1 / len(losses))
     return ConvergenceBand(end, mean, upper, tuple(curves))
 

@@ -159,7 +159,7 @@ class CompareRow(ContractModel):
     goal: Number | None = None
     achieved: Number | None
     interval: tuple[Number, Number] | None = None
-    """Bootstrap interval of achieved / baseline."""
+    """Confidence interval (95 %) of achieved / baseline."""
     different: bool | None
     """Null: cannot be told."""
 

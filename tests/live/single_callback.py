@@ -106,21 +106,21 @@ def weights(net):
 
 
 def three_lines():
-    """The integration, run from the text of the README."""
-    net_with_loss = Net()
-    names = {
-        "Model": Model, "net_with_loss": net_with_loss, "optimizer": adam(net_with_loss),
-        "epochs": 2, "dataset": dataset(6),
-    }  # fmt: skip
+    """The script of the README and its hand-written loop, run from the text as they stand."""
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    block = readme.split("```python\n")[1].split("```")[0]
-    assert "Model(TrainStep(net_with_loss, optimizer))" in block
-    exec(block, names)  # noqa: S102 - our own README
+    blocks = [part.split("```")[0] for part in readme.split("```python\n")[1:]]
+    script, loop = blocks[0], next(block for block in blocks if "with tune_loop(" in block)
+    assert "Model(TrainStep(net_with_loss, optimizer))" in script
+    names = {}
+    exec(script, names)  # noqa: S102 - our own README
     (folder,) = Path("mindtune_runs").iterdir()
+    exec(loop, names)  # noqa: S102
+    (looped,) = set(Path("mindtune_runs").iterdir()) - {folder}
     return {
         "files": sorted(path.name for path in folder.iterdir()),
         "rows": rows_of(folder),
         "result": result_of(folder),
+        "looped": result_of(looped),
     }
 
 

@@ -72,15 +72,15 @@ def test_three_lines_leave_a_run_folder_with_every_signal(graph):
     seen = graph["three_lines"]
     assert seen["files"] == ["decisions.jsonl", "result.json", "signals.csv", "state"]
     rows = seen["rows"]
-    assert column(rows, "step") == list(range(1, 13))
-    assert column(rows, "phase") == ["compile"] + ["train"] * 11
+    assert column(rows, "step") == list(range(1, 101))
+    assert column(rows, "phase") == ["compile"] + ["train"] * 99
     assert set(column(rows, "run")) == {0}
     for row in rows:
         assert row["grad_norm"] > 0
         assert row["overflow"] == row["update_skipped"] == 0
-        assert row["learning_rate"] == pytest.approx(0.05)
+        assert row["learning_rate"] == pytest.approx(1e-3)
         assert (row["learning_rate_scale"], row["clip_norm"]) == (1.0, "inf")
-        assert (row["global_batch_size"], row["num_microbatches"]) == (8, 1)
+        assert (row["global_batch_size"], row["num_microbatches"]) == (32, 1)
         assert 0 <= row["data_time_s"] < row["step_time_s"]
         assert row["loss_scale"] is None
         # Integer data alone count as tokens; these are floats.
@@ -93,13 +93,16 @@ def test_three_lines_leave_a_run_folder_with_every_signal(graph):
 
 def test_the_result_of_a_run_in_good_order(graph):
     result = graph["three_lines"]["result"]
-    assert (result["outcome"], result["steps"], result["actions"]) == ("ok", 12, 0)
+    assert (result["outcome"], result["steps"], result["actions"]) == ("ok", 100, 0)
     assert result["final_loss"] == graph["three_lines"]["rows"][-1]["loss"]
     assert result["peak_memory_bytes"] > 2**27
     assert result["effective"] == {
-        "micro_batch_num": 1, "micro_batch_size": 8, "gradient_compression": "none",
+        "micro_batch_num": 1, "micro_batch_size": 32, "gradient_compression": "none",
         "data_parallel": 1, "model_parallel": 1,
     }  # fmt: skip
+    looped = graph["three_lines"]["looped"]
+    assert looped["outcome"] == "ok"
+    assert looped["final_loss"] < result["final_loss"]  # it goes on with the same weights
 
 
 def test_observe_mode_leaves_every_bit_of_the_losses(graph):

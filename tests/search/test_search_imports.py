@@ -9,7 +9,8 @@ HEAVY = "('numpy', 'optuna', 'scipy', 'pandas', 'mindspore', 'sqlalchemy')"
 
 
 @pytest.mark.parametrize(
-    "module", ["constraints", "space", "scoring", "confirming", "convergence", "attributes"]
+    "module",
+    ["constraints", "space", "scoring", "confirming", "convergence", "student", "attributes"],
 )
 def test_light_modules_import_nothing_heavy(module):
     code = (

@@ -3,9 +3,11 @@
 import math
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import ttest_ind
 
 from mindtune.search.confirming import Confirmed, compare, noise_share, rank, spread
 from mindtune.search.convergence import LossCurve, baseline_band, judge
@@ -158,11 +160,35 @@ def test_comparison_sees_a_difference_only_outside_the_noise():
     apart = compare([1.5, 1.52, 1.48], [1.0, 1.01, 0.99])
     assert apart.different is True
     assert apart.low > 1.4
-    assert apart.ratio == pytest.approx(1.5)
+    assert apart.ratio == pytest.approx(1.5, rel=1e-3)
     assert compare([1.0, 1.3, 0.8], [1.0, 0.9, 1.2]).different is False
     assert compare([1.01, 1.01, 1.01], [1.0, 1.0, 1.0]).different is False  # within 2 %
     assert compare([2.0], [1.0]).different is None
-    assert compare([1.5, 1.52, 1.48], [1.0, 1.01, 0.99]) == apart
+
+
+def test_comparison_is_students_t_on_logarithms():
+    values, reference = [0.1872, 0.2104], [0.1155, 0.1222, 0.1242]
+    found = compare(values, reference)
+    expected = ttest_ind(np.log(values), np.log(reference)).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx(
+        (math.exp(expected.low), math.exp(expected.high))
+    )
+    assert (found.low, found.ratio, found.high) == pytest.approx((1.395, 1.646, 1.942), abs=1e-3)
+    lone = compare([1.5], [1.0, 1.01, 0.99])  # the noise of one side serves both
+    assert lone.low < 1.5 < lone.high
+    assert lone.different is True
+
+
+@pytest.mark.parametrize(("count", "reference_count"), [(2, 2), (2, 3), (3, 3)])
+def test_interval_of_few_launches_holds_what_it_says(count, reference_count):
+    draw = random.Random(1)
+    held = 0
+    for _ in range(2000):
+        values = [1.6 * math.exp(draw.gauss(0, 0.08)) for _ in range(count)]
+        reference = [math.exp(draw.gauss(0, 0.08)) for _ in range(reference_count)]
+        found = compare(values, reference)
+        held += found.low <= 1.6 <= found.high
+    assert held / 2000 == pytest.approx(0.95, abs=0.015)
 
 
 def test_spread_is_quartiles_from_four_repeats_on():

@@ -1,0 +1,43 @@
+"""The READMEs' YAML examples are valid as they stand; their Python runs in tests/live."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mindtune.controller.contract import read_document
+from mindtune.controller.contract.gate_file import GateFile
+from mindtune.controller.live.settings import load_settings
+
+ROOT = Path(__file__).parents[2]
+READMES = ("README.md", "README.zh.md")
+
+
+def examples(name, kind):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return [part.split("```")[0] for part in text.split(f"```{kind}\n")[1:]]
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_yaml_examples_are_valid(name, tmp_path):
+    keys = set()
+    for example in examples(name, "yaml"):
+        path = tmp_path / "example.yaml"
+        path.write_text(example, encoding="utf-8")
+        content = yaml.safe_load(example)
+        keys |= set(content)
+        if "rules" in content:
+            assert read_document(GateFile, path).rules
+        else:
+            content.pop("callbacks", None)
+            load_settings(content, {})
+    assert keys == {"callbacks", "mindtune", "rewind", "alerts", "faults", "rules", "schema"}
+
+
+def test_both_languages_show_the_same_examples():
+    def code(name, kind):
+        lines = "".join(examples(name, kind)).splitlines()
+        return [kept for line in lines if (kept := line.split(" #")[0].rstrip())]
+
+    for kind in ("python", "yaml"):
+        assert code("README.md", kind) == code("README.zh.md", kind)
