@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import runpy
 import sys
 import time
 from pathlib import Path
@@ -111,11 +112,9 @@ def three_lines():
     blocks = [part.split("```")[0] for part in readme.split("```python\n")[1:]]
     script, loop = blocks[0], next(block for block in blocks if "with tune_loop(" in block)
     assert "Model(TrainStep(net_with_loss, optimizer))" in script
-    names = {}
-    exec(script, names)  # noqa: S102 - our own README
-    (folder,) = Path("mindtune_runs").iterdir()
-    exec(loop, names)  # noqa: S102
-    (looped,) = set(Path("mindtune_runs").iterdir()) - {folder}
+    Path("first.py").write_text(script + loop, encoding="utf-8")
+    runpy.run_path("first.py", run_name="__main__")
+    folder, looped = sorted(Path("mindtune_runs").iterdir())
     return {
         "files": sorted(path.name for path in folder.iterdir()),
         "rows": rows_of(folder),
