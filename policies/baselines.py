@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from mindtune.policies.detectors import DetectorState, DetectorThresholds
 from mindtune.policies.detectors.cold_start import ColdStartState
+from mindtune.policies.detectors.course import CourseState
 from mindtune.policies.detectors.spike import SpikeState
 from mindtune.policies.policy import Baseline
 from mindtune.policies.windows import MAD_TO_SIGMA
@@ -16,9 +16,6 @@ __all__ = ["baseline_of", "rearmed"]
 # As in the detectors' score: a very quiet signal has no smaller deviation.
 _RELATIVE_FLOOR = 0.05
 _ABSOLUTE_FLOOR = 1e-12
-# Quantiles of a sample, and where they lie on a normal distribution in standard deviations.
-_HIGH = 0.95
-_UPPER = ((0.84, 0.994), (_HIGH, 1.645))
 
 
 def baseline_of(state: SpikeState, thresholds: DetectorThresholds) -> Baseline | None:
@@ -33,20 +30,8 @@ def baseline_of(state: SpikeState, thresholds: DetectorThresholds) -> Baseline |
     return Baseline(
         median=median,
         deviation=deviation,
-        spread=_spread(window.ordered, median),
-        high=window.ordered[int(_HIGH * count)],
-        count=count,
+        samples=window.values,
         armed=count >= thresholds.arm_after,
-    )
-
-
-def _spread(ordered: tuple[float, ...], median: float) -> float:
-    """Return the upward deviation of the logarithm of a sample, given in the order of size."""
-    if not 0 < median < math.inf:
-        return math.inf
-    return max(
-        math.log(ordered[int(share * len(ordered))] / median) / deviations
-        for share, deviations in _UPPER
     )
 
 
@@ -59,10 +44,15 @@ def rearmed(state: DetectorState, thresholds: DetectorThresholds) -> DetectorSta
     """
     if state.cold_start.seen < thresholds.cold_end:
         return replace(
-            state, loss=SpikeState(), grad_norm=SpikeState(), cold_start=ColdStartState()
+            state,
+            loss=SpikeState(),
+            grad_norm=SpikeState(),
+            cold_start=ColdStartState(),
+            course=CourseState(),
         )
     return replace(
         state,
         loss=SpikeState(window=state.loss.window),
         grad_norm=SpikeState(window=state.grad_norm.window),
+        course=CourseState(),
     )

@@ -197,7 +197,8 @@ class ClippingPolicy:
             return NO_CHANGE, replace(state, user=None)
         if last is not None and last.verdict == "undone" and last.step == observation.step:
             return NO_CHANGE, replace(state, calm=0)
-        shifted = FindingKind.LEVEL_SHIFT in found
+        level = found.get(FindingKind.LEVEL_SHIFT)
+        shifted = level is not None and level.evidence.get("pattern") != "climb"
         if not shifted and state.calm < self.thresholds.calm:
             return NO_CHANGE, state
         why = "the level has shifted" if shifted else f"no spike for {state.calm} steps"

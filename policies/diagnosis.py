@@ -144,12 +144,12 @@ def diagnose_floor_of_loss_scale(observation: Observation, hits: str) -> str:
 
     Args:
         observation: The step.
-        hits: How many overflows there were, such as `10 overflows in a row`.
+        hits: How many overflows there were and where, such as `10 overflows in a row at`.
     """
     loss = observation.loss
     scale = "unknown" if observation.loss_scale is None else f"{observation.loss_scale:g}"
     head = (
-        f"{hits} at the floor of the loss scale (now {scale}, step "
+        f"{hits} the floor of the loss scale (now {scale}, step "
         f"{observation.step}); {_state_of('loss', loss)}, "
         f"{_state_of('gradient norm', observation.grad_norm)}"
     )

@@ -15,6 +15,8 @@ decided here is the scale of the next step.
 - **Floor**: `soft_floor` is where gradients should no longer need scaling down. Overflows at or
   below it are counted in a row and within 48 steps; the scale may still go down to `hard_floor`,
   and after `stop_after` in a row, or `stop_rate` in 48 steps, the run is ended with a diagnosis.
+  So it is when a row of `stop_after` overflows has led down to `hard_floor`: nothing is left to
+  try, which takes 20 overflows from 2^24.
 - A **non-finite loss** is not the scale's fault: the scale stays.
 
 Where the scale is not within reach, does not obey or is fixed by the user, or in observe mode, the
@@ -179,9 +181,9 @@ class LossScalePolicy:
             at_floor=state.at_floor + 1 if at_floor else 0,
             floor_bits=((state.floor_bits << 1) | int(at_floor)) & _RATE_MASK,
         )
-        often = state.floor_bits.bit_count() >= self.thresholds.stop_rate
-        if state.at_floor >= self.thresholds.stop_after or often:
-            return self._stop(observation, state), state
+        hits = self._ends(scale, state, owns=owns)
+        if hits:
+            return self._stop(observation, hits, state), state
         explained = self._explain(observation, findings, owns=owns)
         if explained is not None:
             return explained, state
@@ -223,12 +225,19 @@ class LossScalePolicy:
             evidence={"loss_scale": scale, "cap": self.limits.cap},
         )
 
-    def _stop(self, observation: Observation, state: LossScaleState) -> Decision:
+    def _ends(self, scale: float, state: LossScaleState, *, owns: bool) -> str:
+        """Return how many overflows end the run, in words; empty: they do not yet."""
+        count = state.floor_bits.bit_count()
         if state.at_floor >= self.thresholds.stop_after:
-            hits, limit = f"{state.at_floor} overflows in a row", self.thresholds.stop_after
-        else:
-            count = state.floor_bits.bit_count()
-            hits, limit = f"{count} overflows in {_RATE_WINDOW} steps", self.thresholds.stop_rate
+            return f"{state.at_floor} overflows in a row at"
+        lasts = state.hits >= self.thresholds.stop_after
+        if owns and lasts and scale <= self.limits.hard_floor:
+            return f"{state.hits} overflows in a row down to"
+        if count >= self.thresholds.stop_rate:
+            return f"{count} overflows in {_RATE_WINDOW} steps at"
+        return ""
+
+    def _stop(self, observation: Observation, hits: str, state: LossScaleState) -> Decision:
         return Decision(
             actions=(
                 RequestStop(
@@ -236,12 +245,15 @@ class LossScalePolicy:
                     diagnosis=diagnose_floor_of_loss_scale(observation, hits),
                 ),
             ),
-            reason=f"{hits} at or below a loss scale of {self.thresholds.soft_floor:g}",
+            reason=f"{hits} the floor of the loss scale ({self.thresholds.soft_floor:g}, at the "
+            f"lowest {self.limits.hard_floor:g})",
             evidence={
                 "loss_scale": observation.loss_scale,
+                "overflows": state.hits,
                 "consecutive": state.at_floor,
                 "count": state.floor_bits.bit_count(),
-                "threshold": limit,
+                "threshold": self.thresholds.stop_after,
+                "rate_threshold": self.thresholds.stop_rate,
                 "loss": observation.loss,
                 "grad_norm": observation.grad_norm,
             },

@@ -44,12 +44,8 @@ class Baseline:
     """Median of the unflagged samples."""
     deviation: float
     """Robust standard deviation, with the detectors' floor; above 0."""
-    spread: float
-    """Robust standard deviation of its logarithm, upwards; infinity around zero."""
-    high: float
-    """What one unflagged sample in twenty exceeds."""
-    count: int
-    """Samples that it rests on."""
+    samples: tuple[float, ...]
+    """The unflagged samples, oldest first."""
     armed: bool
     """Whether these are enough for the detectors' full threshold."""
 

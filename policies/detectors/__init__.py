@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from mindtune.policies.detectors.clipping import ClippingState, judge_clipping
 from mindtune.policies.detectors.cold_start import ColdStartState, judge_cold_start
+from mindtune.policies.detectors.course import CourseState, judge_course
 from mindtune.policies.detectors.gradient import GradientState, judge_gradient
 from mindtune.policies.detectors.leap import LeapState, judge_leap
 from mindtune.policies.detectors.memory import MemoryState, judge_memory
@@ -53,6 +54,7 @@ class DetectorState:
     grad_norm: SpikeState = field(default_factory=SpikeState)
     norm_spikes: PeriodicState = field(default_factory=PeriodicState)
     gradient: GradientState = field(default_factory=GradientState)
+    course: CourseState = field(default_factory=CourseState)
     clipping: ClippingState = field(default_factory=ClippingState)
     performance: PerformanceState = field(default_factory=PerformanceState)
     slow_steps: PeriodicState = field(default_factory=PeriodicState)
@@ -95,6 +97,7 @@ def update(
     losses, loss_spikes, loss_level = state.loss, state.loss_spikes, state.loss_level
     cold_start, leap, trend, progress = state.cold_start, state.leap, state.trend, state.progress
     loss = _finite(observation.loss)
+    loss_flagged = False
     if loss is not None:
         judgement, losses = judge_sample(loss, losses, thresholds, score=thresholds.score)
         loss_level = judgement.median
@@ -102,7 +105,8 @@ def update(
         leapt, leap = judge_leap(observation, loss, interval, judgement.armed, leap, thresholds)
         found, trend = judge_trend(observation, loss, judgement, trend, thresholds)
         findings += exploded or leapt or found
-        if judgement.held:
+        loss_flagged = bool(judgement.held)
+        if loss_flagged:
             kind = FindingKind.LOSS_SPIKE
             findings += judge_outlier(observation, kind, "loss", loss, judgement, thresholds)
             if judgement.begins:
@@ -113,7 +117,7 @@ def update(
             findings += found
 
     norms, norm_spikes = state.grad_norm, state.norm_spikes
-    gradient, clipping = state.gradient, state.clipping
+    gradient, course, clipping = state.gradient, state.course, state.clipping
     norm = _finite(observation.grad_norm)
     if norm is not None:
         early = None
@@ -132,6 +136,10 @@ def update(
                 findings += found
         found, gradient = judge_gradient(
             observation, norm, judgement, loss, loss_level, gradient, thresholds
+        )
+        findings += found
+        found, norms, course = judge_course(
+            observation, norm, judgement, norms, course, thresholds, loss_flagged=loss_flagged
         )
         findings += found
         found, clipping = judge_clipping(observation, judgement.median, clipping, thresholds)
@@ -165,6 +173,7 @@ def update(
         norms,
         norm_spikes,
         gradient,
+        course,
         clipping,
         performance,
         slow_steps,

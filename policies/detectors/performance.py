@@ -6,7 +6,8 @@ waiting times over the sum of the step times, the longest wait of `_MANY` or mor
 record that stands for several steps (a log with an interval) counts as that many.
 
 A device with low utilization is **starved** if the pipeline makes it wait, and **under-fed** only
-if it does not: the two look alike on the device and need opposite answers.
+if it does not: the two look alike on the device and need opposite answers. Utilization is low when
+three quarters of the readings are below the limit: one that swings around it is not under-fed.
 
 A **step-time spike** is judged like any outlier, with a higher threshold; the first steps after a
 start (compilation) are never in the baseline, since it takes `early_after` samples to judge at
@@ -29,6 +30,7 @@ __all__ = ["PerformanceState", "judge_performance"]
 
 _MIN_STEPS = 8
 _MANY = 8
+_MOST = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def judge_performance(
     if busy is not None:
         utilization = utilization.push(busy, thresholds.sustained)
         if len(utilization.values) == thresholds.sustained and not starved:
-            findings += _under_fed(observation, utilization.median(), share, thresholds)
+            findings += _under_fed(observation, utilization, share, thresholds)
     following = PerformanceState(
         step_times,
         waits,
@@ -160,20 +162,21 @@ def _stall(
 
 
 def _under_fed(
-    observation: Observation, busy: float, share: float | None, thresholds: DetectorThresholds
+    observation: Observation, busy: Window, share: float | None, thresholds: DetectorThresholds
 ) -> tuple[Finding, ...]:
-    if busy >= thresholds.low_utilization:
+    if busy.ordered[int(_MOST * len(busy))] >= thresholds.low_utilization:
         return ()
+    level = busy.median()
     wait = "its data wait is not measured" if share is None else f"it waits {share:.0%} for data"
     return (
         _finding(
             observation,
             FindingKind.LOW_UTILIZATION,
             Severity.WARNING,
-            f"the device was busy {busy:.0%} of the last {thresholds.sustained} steps (limit "
+            f"the device was busy {level:.0%} of the last {thresholds.sustained} steps (limit "
             f"{thresholds.low_utilization:.0%}) although {wait}: the batch is too small for it.",
             {
-                "utilization": busy,
+                "utilization": level,
                 "threshold": thresholds.low_utilization,
                 "data_share": share,
                 "window": thresholds.sustained,

@@ -49,8 +49,9 @@ class DetectorThresholds:
     starved_share: float = bounded(0.5, 0.01, 1.0)
     """Share at which the pipeline, not the device, sets the pace."""
     low_utilization: float = bounded(0.55, 0.01, 1.0)
-    """Median device utilization below which the device is under-fed: our reference workload reads
-    0.49 - 0.53 on 2 cores with one sample per step, 0.60 - 0.86 with sensible batches."""
+    """Device utilization below which three quarters of the readings of an under-fed device lie:
+    our reference workload reads 0.49 - 0.53 on 2 cores with one sample per step, 0.60 - 0.86 with
+    sensible batches, and swings around 0.54 in float16 on a shared machine."""
     sustained: int = bounded(32, 4, 512)
     """Steps over which utilization and data share are taken."""
     memory_share: float = bounded(0.85, 0.1, 1.0)
@@ -87,6 +88,11 @@ class DetectorThresholds:
     step on (llm.c: 15 to 0.3), their medians of 32 less than 8-fold over a run."""
     vanishing_after: int = bounded(16, 2, 10_000)
     """Steps in a row of it."""
+    level_rise: float = bounded(1.6, 1.1, 100.0)
+    """Norm over its level before that may be another level: half of a batch twice as large (noise
+    alone, a factor of 1.4) is none, a threefold norm in a run whose norms still halve is one."""
+    norm_climb: float = bounded(2.0, 1.1, 1000.0)
+    """Rise of the norm in 32 steps that is a climb."""
     untrained_after: int = bounded(16, 16, 10_000)
     """Norms of exactly 0 from the first step on that mean that nothing is trained."""
     plateau: int = bounded(256, 64, 576)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,3 +193,16 @@ def plant(start: Callable[..., Run]) -> Callable[..., Plant]:
         return Plant(run, snapshots=can_rewind, **options)
 
     return begin
+
+
+@pytest.fixture(scope="session")
+def reference_starts() -> list[list[tuple[float, float]]]:
+    """Return loss and gradient norm of the first 100 steps of the reference workload, per seed.
+
+    Healthy, with a warm-up of 20 steps and no clipping (`experiments/fault_injection`).
+    """
+    runs: dict[str, list[tuple[float, float]]] = {}
+    with (Path(__file__).parent / "data" / "reference_starts.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            runs.setdefault(row["seed"], []).append((float(row["loss"]), float(row["grad_norm"])))
+    return list(runs.values())

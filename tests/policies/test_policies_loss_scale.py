@@ -122,19 +122,29 @@ def test_a_scale_above_the_cap_comes_down_to_it(start) -> None:
     assert run.set_points(SetLossScale)[-1] == (6, 2.0**15)
 
 
-@pytest.mark.parametrize("exponent", [24, 16])
-def test_overflow_at_every_step_ends_with_a_diagnosis(start, exponent) -> None:
+@pytest.mark.parametrize(("exponent", "ends"), [(32, 20), (24, 19), (16, 15), (0, 10), (-4, 10)])
+def test_overflow_at_every_step_ends_with_a_diagnosis(start, exponent, ends) -> None:
     run = start()
     scales, _ = drive(run, 2.0**exponent, lambda *_: True, 60)
-    at_floor = [step for step, scale in enumerate(scales, start=1) if scale <= 1]
-    assert run.events(RequestStop) == [(at_floor[9], "loss-scale-floor")]
-    assert at_floor[0] <= exponent + 1
+    assert run.events(RequestStop) == [(ends, "loss-scale-floor")]
+    # Every power of two from 1 down was tried.
+    assert {2.0**-i for i in range(max(0, -exponent), 6)} <= set(scales[:ends])
     assert min(scales) == 2.0**-5
     (stop,) = [grant for _, grant in run.grants if isinstance(grant, RequestStop)]
-    assert "10 overflows in a row at the floor" in stop.diagnosis
+    assert f"{ends} overflows in a row" in stop.diagnosis
+    assert "the floor of the loss scale (now 0.03125" in stop.diagnosis
     assert "the loss is finite" in stop.diagnosis
     assert "the gradient norm is inf" in stop.diagnosis
     assert "float32" in stop.diagnosis
+
+
+@pytest.mark.parametrize("exponent", [24, 16, 10])
+def test_overflow_from_the_middle_on_ends_within_20_steps(start, exponent) -> None:
+    run = start(can_rewind=True)
+    drive(run, 2.0**exponent, lambda step, _: step > 100, 160)
+    step, name = run.events(RequestStop)[0]
+    assert name == "loss-scale-floor"
+    assert step <= 120
 
 
 def test_a_clean_step_now_and_then_does_not_hide_the_floor(start) -> None:
