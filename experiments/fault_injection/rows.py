@@ -66,7 +66,7 @@ class FaultRow(Document):
     findings: dict[str, int]
     """Incidents by kind of finding."""
     detected_step: int | None = None
-    """Step of the first finding that names the fault; None: none does."""
+    """Step whose signals led to the first finding that names the fault; None: none does."""
     other_findings: dict[str, int] = Field(default_factory=dict)
     """Other kinds of findings from a warning up, with the first step of each."""
     false_actions: dict[str, int] = Field(default_factory=dict)

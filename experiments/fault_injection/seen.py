@@ -25,6 +25,7 @@ class SeenFault:
     """How a fault showed in the findings."""
 
     detected_step: int | None
+    """Step whose signals led to the first finding that names it."""
     other_findings: dict[str, int]
 
 
@@ -59,8 +60,9 @@ def seen_fault(
     others: dict[str, int] = {}
     for finding in findings:
         right = finding.kind in expected
-        if fault_step is not None and right and finding.step >= fault_step:
-            detected = finding.step if detected is None else detected
+        # A shift of the level is declared many steps after the one that it begins with.
+        if fault_step is not None and right and finding.last_step >= fault_step:
+            detected = finding.last_step if detected is None else detected
         elif finding.severity is not Severity.INFO:
             others.setdefault(finding.kind.value, finding.step)
     if hung and FindingKind.HANG in expected:

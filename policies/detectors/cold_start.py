@@ -3,7 +3,7 @@
 Theory of operation. The loss is watched through the median of 3 samples, which one outlier cannot
 move, against the lowest such median so far (at first: the first loss). Noise is what makes this
 hard: a fine-tuning run starts with a loss that scatters by 20 % from batch to batch and is
-healthy. So there is no single threshold but seven patterns, each of which noise alone does not
+healthy. So there is no single threshold but eight patterns, each of which noise alone does not
 make:
 
 - **jump**: the first losses but one or two are 5 times the first; or, among the first 8, two in a
@@ -12,7 +12,9 @@ make:
   losses came before), above 1.5 times everything before, and climb;
 - **worse than untrained**, in the 9th to 12th loss: the newest 5 all stand above 1.5 times the
   highest of the first 4, however they scatter, and do not fall: a loss that uniform guesses would
-  beat (seen with AdamW at 1.0 under a clip: 5.5, 4.3, 4.8, then 8 to 31 without an order);
+  beat (seen with AdamW at 1.0 under a clip: 5.5, 4.3, 4.8, then 8 to 31 without an order). Or, in
+  the 12th loss: all after the first stand at 1.5 times it and their median at 2.2 times, or at 1.3
+  and 1.4 times and 4 robust deviations above it; and they do not fall;
 - **return**: the run was learning in order (the medians fell, nearly without a break, to 70 % of
   the first loss and the norm to 35 % of its first), and now both come back: three of four losses
   stand at `cold_rise` times the lowest median, the fourth above it too, and the median norm at
@@ -24,6 +26,11 @@ make:
   two thirds of the first loss or more: a run that falls that fast and then goes nowhere (the
   healthy one is at 0.8 of that lowest median there, at 30 times its rate at 1.1 or more). Without
   norms it is not looked for;
+- **rebound**: the lowest median of the first 6 losses was at two thirds of the first loss, the
+  norm fell to 30 %, and 13 or 14 losses into the run none of the newest 8 comes back to that
+  median by more than 1 %, while their median stands 5 % above it and their mean 9 %. Of simulated
+  healthy starts that fall as fast and then stand still it names 0.1 % more than the other patterns
+  do at a scatter of 5 %, 1 % more at 10 %. Without norms it is not looked for either;
 - **excess**, after `cold_steps` losses: the median stands above that of the 8 losses before by 3
   times the largest of the distances from loss to loss among these.
 
@@ -44,11 +51,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import fmean
 
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
-from mindtune.policies.windows import median, push
+from mindtune.policies.windows import MAD_TO_SIGMA, median, push
 
 __all__ = ["ColdStartState", "judge_cold_start"]
 
@@ -63,7 +71,10 @@ _EXCURSION_EARLY, _EXCURSION, _ABOVE_ALL = 3.0, 2.0, 1.5
 _LEARNT, _NORM_FELL, _MOST_UPS = 0.7, 0.35, 0.2
 _FELL, _STANDS, _OF_FIRST, _STANDSTILL = 0.68, 1.08, 0.65, range(13, 17)
 _NORM_FELL_FAR = 0.3
+_NO_RETURN, _MEDIAN_ABOVE, _MEAN_ABOVE, _REBOUND = 0.99, 1.05, 1.09, range(13, 15)
 _SETTLED, _STAYS = 4, 5
+_FAR = ((1.5, 2.2, 0.0), (1.3, 1.4, 4.0))
+_FALLS = 0.8
 _FOURTH, _NORM_BACK = 1.08, 1.75
 _ELEVATED, _LARGEST_SHARE = 1.02, 0.5
 _EXCESS = 3.0
@@ -150,11 +161,8 @@ def judge_cold_start(
         pattern = _pattern(following, now, thresholds)
     if following.seen == 6:
         following = replace(following, early=min(now, state.lowest))
-    if following.fell and not (pattern or state.reported) and following.seen in _STANDSTILL:
-        level = median(losses[-_BASE:])
-        stands = level >= max(_STANDS * following.early, _OF_FIRST * state.first)
-        fell = bool(norms) and _norm_fell(following, _NORM_FELL_FAR)
-        pattern = "standstill" if stands and fell else ""
+    if following.seen in _STANDSTILL and norms and not (pattern or state.reported):
+        pattern = _stands(following)
     if len(norms) == 3:
         lowest_norm = min(state.lowest_norm, _median_of_3(norms))
         following = replace(following, lowest_norm=lowest_norm)
@@ -233,6 +241,8 @@ def _pattern(state: ColdStartState, now: float, thresholds: DetectorThresholds) 
         worst = max(losses[:_SETTLED])
         if min(losses[-_STAYS:]) >= _ABOVE_ALL * worst and max(b, c) >= a:
             return "worse than untrained"
+        if known and state.seen == _KEPT + 1 and _is_untrained(losses):
+            return "worse than untrained"
     distances = tuple(abs(later - earlier) for earlier, later in pairwise(losses[-_BASE - 1 :]))
     if not learnt or now - lowest < _NOISE * median(distances):
         return ""
@@ -245,6 +255,38 @@ def _pattern(state: ColdStartState, now: float, thresholds: DetectorThresholds) 
     climbed = state.medians[-1] - state.medians[0]
     unbroken = len(steps) == _MEDIANS - 1 and min(steps) > 0
     return "climb" if unbroken and max(steps) <= _LARGEST_SHARE * climbed else ""
+
+
+def _stands(state: ColdStartState) -> str:
+    """Return how a run that fell fast goes on without learning, or an empty string."""
+    newest, early = state.losses[-_BASE:], state.early
+    level = median(newest)
+    if level < _OF_FIRST * state.first or not _norm_fell(state, _NORM_FELL_FAR):
+        return ""
+    if state.fell and level >= _STANDS * early:
+        return "standstill"
+    rebounds = (
+        state.seen in _REBOUND
+        and 0.0 < early <= _FELL * state.first
+        and min(newest) >= _NO_RETURN * early
+        and level >= _MEDIAN_ABOVE * early
+        and fmean(newest) >= _MEAN_ABOVE * early
+    )
+    return "rebound" if rebounds else ""
+
+
+def _is_untrained(losses: tuple[float, ...]) -> bool:
+    """Return whether all losses after the first stand far above it, and do not fall."""
+    first, later = losses[0], losses[1:]
+    level = median(later)
+    scatter = MAD_TO_SIGMA * median(tuple(abs(loss - level) for loss in later))
+    falls = median(later[-_SETTLED:]) < _FALLS * median(later[:_SETTLED])
+    return not falls and any(
+        min(later) >= each * first
+        and level >= middle * first
+        and level - first >= deviations * scatter
+        for each, middle, deviations in _FAR
+    )
 
 
 def _norm_fell(state: ColdStartState, share: float) -> bool:

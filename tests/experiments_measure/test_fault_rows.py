@@ -220,6 +220,9 @@ def test_a_fault_is_named_by_the_first_finding_of_its_kinds_after_its_begin():
     seen = seen_fault([early], fault_step=50, expected=expected, hung=False)
     assert (early.step, seen.detected_step) == (45, None)
     assert seen.other_findings == {"grad_norm_spike": 45}
+    # A shift of the level is named when it is declared, not in the step that it begins with.
+    shift = replace(found[0], step=49, last_step=72)
+    assert seen_fault([shift], fault_step=50, expected=expected, hung=False).detected_step == 72
     other = seen_fault(found, fault_step=45, expected={FindingKind.PLATEAU}, hung=False)
     assert other.detected_step is None
     assert seen_fault([], fault_step=9, expected={FindingKind.HANG}, hung=True).detected_step == 9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -73,6 +74,11 @@ TIMES_3 = (
         0.90,
     ],
 )
+# Two layers and no clip, of which the norm shows a first spike.
+TIMES_30_NO_CLIP = (
+    [5.584, 4.698, 5.697, 3.734, 3.419, 3.739, 3.732, 3.951, 4.207, 3.898, 5.307, 4.119, 3.873, 3.725],
+    [7.228, 4.144, 131.5, 1.669, 1.366, 2.775, 1.807, 2.019, 4.348, 1.985, 2.176, 1.679, 1.020, 0.733],
+)  # fmt: skip
 TIMES_100 = (
     [5.57, 5.27, 6.99, 6.51, 4.09, 11.52, 11.89, 13.37, 13.64, 14.24],
     [9.47, 12.13, 4.12, 10.63, 2.29, 5.70, 5.44, 8.32, 6.45, 6.68],
@@ -97,6 +103,7 @@ def found(losses: list[float], norms: list[float | None] | None = None) -> list[
         (TIMES_30_SEED_0, 8, "return"),
         (TIMES_30_SEED_1, 10, "climb"),
         (TIMES_30_SEED_2, 13, "standstill"),
+        (TIMES_30_NO_CLIP, 13, "rebound"),
         (TIMES_100, 8, "excursion"),
         (STEEP_WARMUP, 4, "excursion"),
         (RATE_OF_5, 3, "jump"),
@@ -120,6 +127,46 @@ def test_an_excess_after_the_first_20_losses() -> None:
 @pytest.mark.parametrize("run", [HEALTHY, TIMES_3])
 def test_a_start_that_goes_on_learning_is_left_alone(run) -> None:
     assert found(*run) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_healthy_start_without_a_clip_is_left_alone(reference_starts, seed) -> None:
+    losses, norms = zip(*reference_starts[seed], strict=True)
+    assert found(list(losses), list(norms)) == []
+
+
+@pytest.mark.parametrize(("scatter", "most"), [(0.02, 0), (0.05, 4), (0.07, 12)])
+def test_a_start_that_falls_fast_and_then_stands_is_seldom_an_explosion(scatter, most) -> None:
+    # The healthy run that looks most like one: a fine-tuning that learns the format in 4 steps.
+    false = 0
+    for seed in range(500):
+        g = random.Random(seed)
+        floor, pace = g.choice((0.5, 0.6, 0.65, 0.7, 0.75)), g.choice((0.5, 1, 2, 3, 5))
+        falls = [math.exp(-i / pace) for i in range(20)]
+        losses = [(floor + (1 - floor) * x) * g.lognormvariate(0, scatter) for x in falls]
+        norms = [(0.15 + 0.85 * x) * g.lognormvariate(0, 0.3) for x in falls]
+        false += bool(found(losses, norms))
+    assert false <= most
+
+
+@pytest.mark.parametrize(("level", "scatter"), [(1.5, 0.03), (2.5, 0.1), (3.5, 0.2)])
+def test_a_loss_that_never_comes_back_to_its_first_is_worse_than_untrained(level, scatter) -> None:
+    seen = 0
+    for seed in range(10):
+        g = random.Random(seed)
+        later = [5.5 * (level + g.gauss(0, scatter * level)) for _ in range(11)]
+        hits = found([5.5, 9.0, *later])
+        seen += bool(hits) and hits[0].step <= 12
+    assert seen >= 9
+
+
+@pytest.mark.parametrize(("scatter", "most"), [(0.1, 1), (0.2, 5), (0.3, 5)])
+def test_a_first_loss_below_the_others_is_seldom_an_explosion(scatter, most) -> None:
+    false = 0
+    for seed in range(1000):
+        g = random.Random(seed)
+        false += bool(found([3.0 * g.lognormvariate(0, scatter) for _ in range(13)]))
+    assert false <= most
 
 
 def test_a_fine_tuning_that_scatters_from_the_start_is_left_alone() -> None:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from mindtune.policies.windows import Window, median, push
 
-finite = st.floats(-1e6, 1e6, allow_nan=False)
+# Halving a subnormal number loses it; no signal is that small.
+finite = st.floats(-1e6, 1e6, allow_nan=False, allow_subnormal=False)
 
 
 @given(st.lists(finite, min_size=1, max_size=60), st.integers(1, 16))
