@@ -58,6 +58,10 @@ _NEEDED_FOR = {
     ("device_memory_used_bytes", "memory_allocated_bytes"): "memory pressure",
 }
 _TOLD_RUNS = 20
+_CUT_SHORT = (
+    "the compressed log breaks off: it is still being written or damaged, so its end, and what a "
+    "damage has altered before it, cannot be judged."
+)
 
 
 class _PoliciesFile(ContractModel):
@@ -126,7 +130,7 @@ def replay(log: LogStream, engine: Engine) -> ReplayOutput:
     """Return what a log shows; it is read once, in bounded memory but for what is found.
 
     Raises:
-        ConfigError: the log cannot be read, or has no step in it.
+        ConfigError: the log cannot be read, or has no step or no signal in it.
     """
     story = _Story()
     state: EngineState | None = None
@@ -147,6 +151,12 @@ def replay(log: LogStream, engine: Engine) -> ReplayOutput:
             f"{log.path} must hold at least one step, but the reader {log.format.name} finds none "
             "in it; give another --format."
         )
+    if not story.signals:
+        raise ConfigError(
+            f"{log.path} must tell of a signal such as the loss, but the reader {log.format.name} "
+            "finds steps and no number beside them; give another --format, and write numbers with "
+            "a decimal point."
+        )
     critical = any(finding.severity is Severity.CRITICAL for _, finding in story.incidents)
     signals = [name for name in SIGNAL_NAMES if name in story.signals]
     return ReplayOutput(
@@ -158,7 +168,11 @@ def replay(log: LogStream, engine: Engine) -> ReplayOutput:
         decisions=story.decisions,
         verdict="faulty" if critical else "healthy",
         runs=story.runs,
-        notes=[*_told_runs(story.runs), *_missing(story.signals)],
+        notes=[
+            *[_CUT_SHORT] * log.is_cut,
+            *_told_runs(story.runs),
+            *_missing(story.signals),
+        ],
     )
 
 

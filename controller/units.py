@@ -104,7 +104,10 @@ def parse_duration(value: object) -> float:
 
 def format_size(size_bytes: float) -> str:
     """Return a size for reading, such as `1.5 GB` (binary)."""
-    size = float(size_bytes)
+    try:
+        size = float(size_bytes)
+    except OverflowError:  # a whole number beyond all floats
+        return str(math.inf)
     for unit in ("B", "KB", "MB", "GB"):
         if abs(size) < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -7,9 +7,12 @@ need when they run, so that `--help` and the light commands start without MindSp
 from __future__ import annotations
 
 import functools
+import io
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import typer
 
@@ -86,4 +89,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def run() -> None:
     """Run the process's own command line and exit."""
+    if sys.stdout is None:  # closed by whoever started this process
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - kept to the end
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal in GBK or ASCII does not know every character; standard error does so anyway.
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(main(sys.argv[1:]))

@@ -51,5 +51,10 @@ def print_json(document: BaseModel | dict[str, Any] | list[Any]) -> None:
         text = document.model_dump_json(by_alias=True, indent=2)
     else:
         text = json.dumps(document, indent=2, allow_nan=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        # Only JSON's own escapes are JSON, those of the stream are not.
+        text = json.dumps(json.loads(text), indent=2)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

@@ -31,20 +31,33 @@ def read_document(model: type[ModelT], path: Path) -> ModelT:
     return parse(model, content, source=str(path))
 
 
+_MOST_VALUES = 10_000_000
+"""A few lines of aliases of aliases stand for more values than any machine can walk through."""
+
+
 class _Loader(yaml.SafeLoader):
-    """`safe_load` that refuses a node which contains itself."""
+    """`safe_load` that refuses a node which contains itself, or far too many others."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._open_anchors: list[Any] = []
+        self._num_values = 0
+        self._sizes: dict[Any, int] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse an alias of a node that is still open."""
+        """Refuse an alias of a node that is still open; count what each alias stands for."""
+        self._num_values += 1
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
             if event.anchor in self._open_anchors:
                 raise yaml.composer.ComposerError(
                     problem=f"*{event.anchor} stands inside itself",
+                    problem_mark=event.start_mark,
+                )
+            self._num_values += self._sizes.get(event.anchor, 0)
+            if self._num_values > _MOST_VALUES:
+                raise yaml.composer.ComposerError(
+                    problem=f"with *{event.anchor} it stands for more than {_MOST_VALUES} values",
                     problem_mark=event.start_mark,
                 )
         return super().compose_node(parent, index)
@@ -65,7 +78,9 @@ class _Loader(yaml.SafeLoader):
             yield
             return
         self._open_anchors.append(anchor)
+        before = self._num_values
         yield
+        self._sizes[anchor] = self._num_values - before
         self._open_anchors.pop()
 
 
@@ -109,6 +124,11 @@ def read_yaml(path: Path, *, repeated_keys: bool = False) -> Any:
         raise ConfigError(f"{path}{where} must be YAML, but: {problem}.") from None
     except ValueError as error:  # a date that does not exist, an endless number
         raise ConfigError(f"{path} must be YAML, but: {error}.") from None
+    except (AttributeError, LookupError, ArithmeticError):
+        # What PyYAML raises for `!!bool maybe`, `!!int ""`, `!!timestamp x` and 1:1:...:1.5.
+        raise ConfigError(
+            f"{path} must be YAML, but: a value is none of the type that its tag names."
+        ) from None
     except RecursionError:
         raise ConfigError(f"{path} must be YAML, but: it is nested too deeply.") from None
 

@@ -96,7 +96,7 @@ def _canonical_knobs(value: object) -> object:
 
 
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
-_LARGEST = 1e18
+_LARGEST = 10**18
 """Numbers of samples, tokens and bytes up to here leave room for products of them."""
 
 PerStep = Number | list[Number]
@@ -115,7 +115,7 @@ class TrialResult(Document):
     """Over all ranks."""
     samples_per_step: float | None = Field(default=None, gt=0, le=_LARGEST)
     """Over all ranks."""
-    peak_memory_bytes: int | None = Field(default=None, ge=0)
+    peak_memory_bytes: int | None = Field(default=None, ge=0, le=_LARGEST)
     """Of the worst rank."""
     memory_source: str | None = None
     """How the peak was taken: pool, allocator, rss."""
@@ -162,7 +162,7 @@ class TrialRecord(Document):
     """Process (`command`, `rank0`, ...) -> exit code; null: unknown."""
     wall_s: float = Field(ge=0)
     message: str = ""
-    peak_memory_bytes: int | None = Field(default=None, ge=0)
+    peak_memory_bytes: int | None = Field(default=None, ge=0, le=_LARGEST)
     """Worst rank, as the launcher saw it."""
     memory_source: str | None = None
     config_hash: str | None = None

@@ -63,15 +63,16 @@ class ControllerState:
             )
         try:
             updates = content["updates"]
+            # States written before there were any do not have the key.
+            snapshots = content.get("snapshots")
             return cls(
                 step=int(content["step"]),
                 updates=None if updates is None else int(updates),
                 engine=dict(content["engine"]),
-                knobs={name: float(value) for name, value in content["knobs"].items()},
-                # States written before there were any do not have the key.
-                snapshots=content.get("snapshots"),
+                knobs={name: float(value) for name, value in dict(content["knobs"]).items()},
+                snapshots=None if snapshots is None else dict(snapshots),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(
                 f"{source} must hold step, updates, engine and knobs, but: {error!r}; "
                 "delete it to start afresh."

@@ -55,6 +55,8 @@ def shorten(message: str) -> str:
 
 def read_tail(path: Path, *, limit: int = _TAIL_BYTES) -> str:
     """Return the last `limit` bytes of a log as text; "" when there is no such file."""
+    if not path.is_file():  # a pipe of that name would be waited for without end
+        return ""
     try:
         with path.open("rb") as log:
             size = log.seek(0, 2)

@@ -69,11 +69,11 @@ def _prior(norms: list[float]) -> GradNormPrior | None:
 def _measured_steps(folder: Path) -> list[Observation]:
     """Return the training steps after the warm-up; none where the trial kept no readable table."""
     path = folder / "signals.csv"
-    if not path.exists():
+    if not path.is_file():
         return []
-    plan = read_document(KnobsFile, folder / KnobsFile.FILE).trial
-    warmup = 0 if plan is None else plan.warmup_steps
     try:
+        plan = read_document(KnobsFile, folder / KnobsFile.FILE).trial
+        warmup = 0 if plan is None else plan.warmup_steps
         with path.open(encoding="utf-8", newline="") as lines:
             rows = [row.observation for row in read_rows(lines, source=str(path))]
     except (ConfigError, UnicodeDecodeError):

@@ -9,7 +9,11 @@ from mindtune.controller.contract import TrialResult
 from mindtune.controller.records.log_readers import read_log
 from mindtune.policies.signals import Observation
 
-__all__ = ["result_from_logs"]
+__all__ = ["LARGEST_LOG", "result_from_logs"]
+
+LARGEST_LOG = 256 * 2**20
+"""Bytes of a log that is still read. All readers together take 4 MB/s (measured), and a program
+that prints without end must not cost the study more than a trial does."""
 
 
 def result_from_logs(logs: Iterable[Path], *, warmup_steps: int) -> TrialResult | None:
@@ -22,7 +26,8 @@ def result_from_logs(logs: Iterable[Path], *, warmup_steps: int) -> TrialResult 
         warmup_steps: first steps that are not measured.
     """
     for path in logs:
-        records = read_log(path) if path.is_file() else None
+        is_read = path.is_file() and path.stat().st_size <= LARGEST_LOG
+        records = read_log(path) if is_read else None
         if records is None:
             continue
         measured = [o for o in records.observations if o.step > warmup_steps]

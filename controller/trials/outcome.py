@@ -24,8 +24,9 @@ from mindtune.controller.contract import (
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.failure_text import is_out_of_memory, last_exception, read_tail
 from mindtune.controller.trials.launcher import LaunchReport
-from mindtune.controller.trials.log_result import result_from_logs
+from mindtune.controller.trials.log_result import LARGEST_LOG, result_from_logs
 from mindtune.controller.trials.memory_log import worst_pool_peak
+from mindtune.controller.units import format_size
 from mindtune.search.errors import SearchError
 from mindtune.search.knobs import DERIVED, KnobValue, canonical
 
@@ -133,7 +134,11 @@ def _read_result(path: Path) -> tuple[TrialResult | None, str]:
 def _logged_result(report: LaunchReport) -> TrialResult | None:
     """Return what the logs of a program without our callback tell."""
     path = report.trial_dir / KnobsFile.FILE
-    plan = read_document(KnobsFile, path).trial if path.exists() else None
+    try:
+        plan = read_document(KnobsFile, path).trial if path.is_file() else None
+    except ConfigError:
+        # Spoilt by the program: nobody knows which steps are warm-up.
+        return None
     logs = [log for name, paths in report.logs.items() if name != "scheduler" for log in paths]
     return result_from_logs(logs, warmup_steps=0 if plan is None else plan.warmup_steps)
 
@@ -202,7 +207,7 @@ def _exit_finding(report: LaunchReport, result: TrialResult | None) -> _Finding 
             return None
         message = (
             "the program ended with exit code 0 but left no result.json, and no reader found "
-            "step times in its logs"
+            f"step times in its logs (none larger than {format_size(LARGEST_LOG)} is read)"
         )
         return _Finding(outcome="crash", message=message)
     name, code = next(iter(failed.items()))

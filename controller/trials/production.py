@@ -25,6 +25,7 @@ from mindtune.controller.contract import (
     RunResult,
     dump_yaml,
     read_document,
+    read_json,
     read_yaml,
     write_atomic,
     write_json,
@@ -222,7 +223,7 @@ def _claim(out: Path, plan: RunPlan, mode: str) -> None:
                 "files; give another one with --out."
             )
         if occupied:
-            if json.loads(state.read_text())["config_hash"] != identity["config_hash"]:
+            if _known_identity(state) != identity["config_hash"]:
                 raise ConfigError(
                     f"the run folder {out} must be new, empty or of the same run, but it is of a "
                     "run with another config; give another one with --out."
@@ -235,6 +236,21 @@ def _claim(out: Path, plan: RunPlan, mode: str) -> None:
             f"the run folder {out} must be a writable folder, but: {error.strerror}; give another "
             "one with --out."
         ) from None
+
+
+def _known_identity(state: Path) -> object:
+    """Return the hash of the config that a run's folder was made for.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    content = read_json(state)
+    if not isinstance(content, dict) or "config_hash" not in content:
+        raise ConfigError(
+            f"{state} must hold the config_hash of its run, but does not; give another folder "
+            "with --out."
+        )
+    return content["config_hash"]
 
 
 def _set_result_aside(out: Path) -> None:
@@ -306,13 +322,16 @@ def _own_result(out: Path) -> RunResult | None:
     path = out / RunResult.FILE
     if not path.exists():
         return None
-    try:
-        return read_document(RunResult, path)
-    except ConfigError as error:
-        kept = path.with_name(_UNREADABLE)
-        path.replace(kept)
-        _LOGGER.warning("%s; it is kept as %s", error, kept.name)
-        return None
+    why = f"{path} must be a file, but it is something else."
+    if path.is_file():  # a pipe of that name would be waited for without end
+        try:
+            return read_document(RunResult, path)
+        except ConfigError as error:
+            why = str(error)
+    kept = path.with_name(_UNREADABLE)
+    path.replace(kept)
+    _LOGGER.warning("%s; it is kept as %s", why, kept.name)
+    return None
 
 
 def _write_result(
@@ -338,12 +357,12 @@ def _write_result(
 def _last_step(out: Path) -> tuple[int, float | None]:
     """Return the last recorded step and the last loss; 0 and None where nothing was recorded."""
     path = out / "signals.csv"
-    if not path.exists():
+    if not path.is_file():  # a pipe of that name would be waited for without end
         return 0, None
     step, loss = 0, None
     try:
         for row in read_signals(path):
-            step = row.observation.step
+            step = max(0, row.observation.step)
             loss = loss if row.observation.loss is None else row.observation.loss
     except ConfigError as error:
         # A table of the program's own must not hide how the run ended.

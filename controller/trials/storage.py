@@ -91,6 +91,13 @@ def _file_url(file: Path) -> str:
     from sqlalchemy.engine import make_url  # noqa: PLC0415 - the light commands do without it
 
     path = str(file.resolve())
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"the folder of the database must have a name in UTF-8, but got {path!r}; give "
+            "another one with --out."
+        ) from None
     # Whether an escaped character is read back depends on SQLAlchemy's version; Optuna takes
     # braces for placeholders of its own.
     for url in (f"sqlite:///{quote(path)}", f"sqlite:///{path}"):

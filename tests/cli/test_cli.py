@@ -250,6 +250,35 @@ def test_names_that_are_no_text_are_shown_spelled_out(tmp_path, capsys):
     assert r"a\udcff.yaml" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "gbk"])
+def test_a_terminal_without_some_characters_is_written_to(tmp_path, encoding):
+    run = tmp_path / "\u8fd0\u884c\u00e9\U0001f600"
+    run.mkdir()
+    (run / "signals.csv").write_text("step,loss\n1,2.5\n")
+    rules = [{"name": "\u00e9\U0001f600", "signal": "loss", "statistic": "max", "max": 3}]
+    (tmp_path / "gate.yaml").write_text(yaml.safe_dump({"schema": 1, "rules": rules}))
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    program = [sys.executable, "-c", "from mindtune.controller.cli import main; main()"]
+
+    def told(*arguments):
+        return subprocess.run(
+            [*program, *arguments], env=environment, check=True, capture_output=True
+        ).stdout.decode(encoding)
+
+    assert "\\U0001f600" in told("report", str(run))
+    gate = told("gate", str(run), "--rules", str(tmp_path / "gate.yaml"), "--json")
+    assert json.loads(gate)["checks"][0]["rule"] == rules[0]["name"]
+
+
+def test_a_closed_standard_output_is_no_failure(project):
+    command = "from mindtune.controller.cli import main; main()"
+    arguments = [sys.executable, "-c", command, "space", str(project / "study.yaml"), "--json"]
+    ended = subprocess.run(
+        arguments, check=False, stderr=subprocess.PIPE, preexec_fn=lambda: os.close(1)
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
 def test_a_corrupt_database_is_refused_and_kept(project, capsys):
     out = project / "out"
     assert main(["search", str(project / "study.yaml"), "--out", str(out)]) == 0

@@ -212,6 +212,12 @@ def test_yaml_is_written_with_a_comment_and_reads_back(tmp_path):
     assert read_document(DOCUMENTS["best_config"], tmp_path / "b.yaml") == study
 
 
+ALIASES_OF_ALIASES = "a0: &a0 [x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+)
+"""Half a kilobyte that stands for 9^11 values."""
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -223,12 +229,17 @@ def test_yaml_is_written_with_a_comment_and_reads_back(tmp_path):
         ("a.yaml", "a: &x {b: *x}", "*x stands inside itself"),
         ("a.yaml", "a: &x [*x]", "*x stands inside itself"),
         ("a.yaml", "a: 2020-13-45", "month must be in 1..12"),
+        ("a.yaml", "a: !!bool maybe", "none of the type that its tag names"),
+        ("a.yaml", "a: !!int ''", "none of the type that its tag names"),
+        ("a.yaml", "a: !!timestamp x", "none of the type that its tag names"),
+        ("a.yaml", "a: " + ":".join("1" * 300) + ".5", "none of the type that its tag names"),
+        ("a.yaml", ALIASES_OF_ALIASES, "line 8 must be YAML, but: with *a6 it stands for more"),
         ("a.yaml", "a: " + "9" * 5000, "integer string conversion"),
         ("a.yaml", "[" * 3000 + "]" * 3000, "nested too deeply"),
         ("a.json", "9" * 5000, "integer string conversion"),
         ("a.json", "[" * 100_000, "nested too deeply"),
     ],
-    ids=range(12),
+    ids=range(17),
 )
 def test_unreadable_files_are_refused(tmp_path, name, text, message):
     path = tmp_path / name

@@ -129,6 +129,7 @@ def test_rates_are_decimal_and_durations_have_units():
 def test_sizes_and_durations_read_well():
     assert format_size(559939584) == "534.0 MB"
     assert format_size(12) == "12 B"
+    assert format_size(10**400) == "inf"
     assert format_duration(125) == "2 min 05 s"
     assert format_duration(0.25) == "250 ms"
     assert format_duration(7500) == "2 h 05 min"

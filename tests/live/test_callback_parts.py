@@ -404,7 +404,25 @@ def test_a_state_of_another_version_or_a_damaged_one_is_passed_over_with_a_messa
     assert read_state(state(9, 9).to_dict()) == state(9, 9)
 
 
-@pytest.mark.parametrize("content", [[], {"schema": 2}, {"schema": 1, "step": 3}])
+WHOLE_STATE = {"schema": 1, "step": 3, "updates": 3, "engine": {}, "knobs": {}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {"schema": 2},
+        {"schema": 1, "step": 3},
+        *(
+            WHOLE_STATE | {name: value}
+            for name, value in [
+                ("step", math.inf), ("updates", math.inf), ("knobs", [1]), ("knobs", None),
+                ("knobs", {"clip_norm": 10**400}), ("engine", 5), ("snapshots", "x"),
+                ("snapshots", 7),
+            ]
+        ),
+    ],
+)  # fmt: skip
 def test_a_state_of_another_shape_is_refused(content):
     with pytest.raises(ConfigError, match="start afresh"):
         ControllerState.from_dict(content)

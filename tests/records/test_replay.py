@@ -1,7 +1,9 @@
 """`replay`: what it finds, decides and says, and how it exits."""
 
+import gzip
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -98,6 +100,36 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, capsys):
     assert main(["replay", str(path), "--format", "megatron"]) == 2
     assert "the reader megatron finds none" in capsys.readouterr().err
     assert main(["replay", str(path), "--format", "xml"]) == 2
+
+
+@pytest.mark.parametrize("cell", ["", "abc", "?"])
+def test_a_log_of_steps_without_a_number_is_not_called_healthy(tmp_path, capsys, cell):
+    path = tmp_path / "signals.csv"
+    path.write_text(HEADER + "".join(f"{step},{cell},\n" for step in range(1, 50)))
+    assert main(["replay", str(path)]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "must tell of a signal such as the loss" in told.err
+
+
+def test_a_compressed_log_that_breaks_off_says_so(healthy, tmp_path, capsys):
+    path = tmp_path / "log.gz"
+    whole = gzip.compress(healthy.read_bytes())
+    path.write_bytes(whole)
+    assert not any("breaks off" in note for note in replayed(capsys, str(path)).notes)
+    path.write_bytes(whole[:-20])
+    assert any("breaks off" in note for note in replayed(capsys, str(path)).notes)
+
+
+def test_a_pipe_is_refused_with_a_remedy(tmp_path, capsys):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(path, os.O_WRONLY)
+    assert main(["replay", str(path)]) == 2
+    os.close(writer)
+    os.close(reader)
+    assert "write what comes out of it into a file first" in capsys.readouterr().err
 
 
 def test_segments_are_told_and_judged_apart(tmp_path, capsys):

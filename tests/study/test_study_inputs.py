@@ -206,6 +206,14 @@ def test_a_study_lies_in_a_folder_of_any_name(tiny, name):
     assert len(tiny.log()) == 2, "what finished runs once"
 
 
+def test_a_folder_that_is_no_text_is_refused_and_left_alone(tiny):
+    tiny.write()
+    out = tiny.folder / "\udcff"
+    with pytest.raises(ConfigError, match="a name in UTF-8"):
+        run_study(tiny.study_file, out)
+    assert not out.exists()
+
+
 def test_paths_are_moved_with_the_file_that_names_them(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "train.py").touch()

@@ -192,6 +192,34 @@ def test_files_of_the_programs_own_hide_no_ending(project):
     assert json.loads((out / "result.unreadable.json").read_text()) == {"score": 7}
 
 
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ("import os; os.mkfifo('result.json'); os.mkfifo('signals.csv')", "left no result"),
+        ("open('signals.csv', 'w').write('step,loss\\n-3,2.5\\n')", "left no result"),
+        ("open('signals.csv', 'w').write('step,loss\\n-3,2.5\\n'); exit(4)", "with code 4"),
+    ],
+)
+def test_odd_files_of_the_programs_own_hide_no_ending(tmp_path, spoil, message):
+    best, out = tmp_path / "best.yaml", tmp_path / "run"
+    best.write_text(yaml.safe_dump({"schema": 1, "command": ["python", "-c", spoil]}))
+    assert run_best_config(best, out) == (3 if "exit" in spoil else 0)
+    result = read_document(RunResult, out / "result.json")
+    assert message in result.message
+    assert result.steps == 0
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", "[" * 100_000, "\xff"])
+def test_a_run_folder_whose_mark_is_damaged_is_refused(tmp_path, text):
+    best, out = tmp_path / "best.yaml", tmp_path / "run"
+    best.write_text(yaml.safe_dump({"schema": 1, "command": ["python", "-c", "pass"]}))
+    out.mkdir()
+    (out / ".run.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"\.run\.json"):
+        run_best_config(best, out)
+    assert [path.name for path in out.iterdir()] == [".run.json"]
+
+
 def test_failure_after_an_ok_result_is_a_crash_that_keeps_what_was_measured(project):
     set_ending(project, "ok_then_crash")
     best, out = project.out / "best_config.yaml", project.folder / "run"

@@ -11,7 +11,9 @@ import pytest
 
 from mindtune.controller.contract import TrialRecord, read_document
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials import log_result
 from mindtune.controller.trials.launcher import launch
+from mindtune.controller.trials.learned import learn
 from mindtune.controller.trials.outcome import differing_knobs, judge, record_outcome
 
 OK = """
@@ -102,6 +104,10 @@ def test_no_result_with_exit_code_zero_is_a_crash(program):
         ('{"outcome": "ok", "step_time_s": 1e308}', "must be positive finite seconds"),
         ('{"outcome": "ok", "step_time_s": 5e-324}', "must be positive finite seconds"),
         ('{"outcome": "ok", "step_time_s": 1, "tokens_per_step": 1e400}', "tokens_per_step"),
+        (
+            '{"outcome": "ok", "step_time_s": 1, "peak_memory_bytes": 1' + "0" * 400 + "}",
+            "peak_me",
+        ),
     ],
 )
 def test_an_unreadable_result_is_a_crash_that_says_so(program, content, words):
@@ -124,17 +130,38 @@ def test_brackets_without_end_in_a_result_do_not_end_the_supervisor(program, nam
     assert record.exit_codes == {"command": 0}
 
 
-@pytest.mark.parametrize("name", ["result.json", "signals.csv"])
+@pytest.mark.parametrize("name", ["result.json", "signals.csv", "stdout.log"])
 def test_a_pipe_in_place_of_a_file_hangs_nothing(program, name):
     started = time.monotonic()
     record = program.run(
-        f"import os, time; os.mkfifo({name!r}); time.sleep(60)",
+        f"import os, pathlib, time; pathlib.Path({name!r}).unlink(True); os.mkfifo({name!r}); time.sleep(60)",
         startup_deadline_s=1.0,
         deadline_s=1.0,
         stop_grace_s=0.5,
     ).record
     assert record.outcome == "timeout"
     assert time.monotonic() - started < 30.0
+
+
+def test_a_program_that_spoils_its_knobs_costs_its_own_trial_alone(program):
+    record = program.run(
+        "open('knobs.yaml', 'wb').write(b'\\xff{'); print('step: 1 loss: 2')"
+    ).record
+    assert record.outcome == "crash"
+    assert "left no result.json" in record.message
+    (program.trial_dir / "signals.csv").write_text("step,grad_norm\n1,2.0\n")
+    (program.trial_dir / "result.json").write_text('{"outcome": "ok", "step_time_s": 0.5}')
+    learned = learn([program.trial_dir], peak_memory_bytes=None)
+    assert (learned.step_time_s, learned.grad_norm) == (0.5, None)
+
+
+def test_a_log_without_end_is_not_read(program, monkeypatch):
+    text = "print('step: 1, loss: 2.0, step time: 0.5 s')"
+    assert program.run(text).record.outcome == "ok"
+    monkeypatch.setattr(log_result, "LARGEST_LOG", 10)
+    record = program.run(text).record
+    assert record.outcome == "crash"
+    assert "larger than" in record.message
 
 
 def test_a_message_with_half_a_character_is_kept(program):

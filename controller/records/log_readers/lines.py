@@ -6,7 +6,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
@@ -26,11 +26,15 @@ _HEAD = 120
 """Characters in which a line's own time stands."""
 
 
-def read_lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path, *, on_damage: Callable[[], None] | None = None) -> Iterator[str]:
     """Yield the lines of a log without colours, with line ends; longer ones in pieces.
 
     Compressed by gzip, UTF-8 or UTF-16, with a byte order mark or without; bytes that are no text
     are replaced. A carriage return ends a line, as in a progress bar.
+
+    Args:
+        path: the log.
+        on_damage: called where a compressed log breaks off: it is still being written, or damaged.
 
     Raises:
         ConfigError: if the file cannot be read.
@@ -40,12 +44,20 @@ def read_lines(path: Path) -> Iterator[str]:
             yield from _pieces(_text(file))
     except (OSError, EOFError, zlib.error) as error:
         if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
-            return  # the end of a compressed log that is still being written
+            if on_damage is not None:
+                on_damage()
+            return
+        if isinstance(error, io.UnsupportedOperation):
+            raise ConfigError(
+                f"{path} must be a file, since a log is read twice, but it is a pipe; write what "
+                "comes out of it into a file first."
+            ) from None
         reason = error.strerror or str(error)
         raise ConfigError(f"{path} must be a readable log, but: {reason}.") from None
 
 
 def _text(file: IO[bytes]) -> io.TextIOWrapper:
+    file.seek(0)  # refused by a pipe, which would be waited for
     start = file.read(2)
     file.seek(0)
     raw: IO[bytes] | gzip.GzipFile = file

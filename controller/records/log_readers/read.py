@@ -50,6 +50,8 @@ class LogStream:
         self.format = format
         self.records = 0
         """Data lines understood so far."""
+        self.is_cut = False
+        """Whether a compressed log broke off: it is still being written, or damaged."""
 
     def __iter__(self) -> Iterator[Observation]:
         """Yield one observation per step.
@@ -59,9 +61,12 @@ class LogStream:
         """
         return merge_records(self._records(), lag=self.format.lag)
 
+    def _cut(self) -> None:
+        self.is_cut = True
+
     def _records(self) -> Iterator[TimedRecord]:
         reader = self.format.start()
-        for line in read_lines(self.path):
+        for line in read_lines(self.path, on_damage=self._cut):
             records = reader.feed(line)
             if records is None:
                 continue
