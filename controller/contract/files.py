@@ -84,6 +84,16 @@ class _Loader(yaml.SafeLoader):
         self._open_anchors.pop()
 
 
+def _int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    """Return a whole number; one in hexadecimals may be too long for any message to show."""
+    number: int = loader.construct_yaml_int(node)
+    str(number)  # raises the `ValueError` of an endless number
+    return number
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _int)
+
+
 class _UniqueKeyLoader(_Loader):
     """Refuses also a key that stands twice, where YAML lets the last one win."""
 

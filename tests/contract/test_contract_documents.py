@@ -235,11 +235,12 @@ ALIASES_OF_ALIASES = "a0: &a0 [x]\n" + "".join(
         ("a.yaml", "a: " + ":".join("1" * 300) + ".5", "none of the type that its tag names"),
         ("a.yaml", ALIASES_OF_ALIASES, "line 8 must be YAML, but: with *a6 it stands for more"),
         ("a.yaml", "a: " + "9" * 5000, "integer string conversion"),
+        ("a.yaml", "a: 0x" + "f" * 5000, "integer string conversion"),
         ("a.yaml", "[" * 3000 + "]" * 3000, "nested too deeply"),
         ("a.json", "9" * 5000, "integer string conversion"),
         ("a.json", "[" * 100_000, "nested too deeply"),
     ],
-    ids=range(17),
+    ids=range(18),
 )
 def test_unreadable_files_are_refused(tmp_path, name, text, message):
     path = tmp_path / name
