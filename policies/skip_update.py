@@ -16,13 +16,13 @@ to clipping and to the learning rate. Until the baseline is armed the threshold 
 It follows the level with hysteresis, since every move is a record: **up** at once when the target
 has left it by `raise_ratio` and the norm is flagged or one of the newest comes within a third of
 it, since a threshold that is too low skips healthy updates; **down** only when the target has
-fallen below it by `lower_ratio`, which is looked at every `lower_after` steps, and in a step whose
-norm is beyond `ratio` and whose loss is flagged as well: scatter of the norm does not explain the
-loss, so that scatter counts no more, and the rest of a burst is skipped. A legal shift of the
-level (another batch size) that reaches the threshold must not be skipped for long, nor only until
-the detectors declare it: while norms are flagged, and before it falls, the median of the newest 32
-norms counts as well, flagged ones included. A burst of bad batches does not move it, a new level
-does after 17 steps.
+fallen below it by `lower_ratio`, which is looked at every `lower_after` steps, and at once in a
+step whose norm is beyond `ratio` and whose loss is flagged as well: scatter of the norm does not
+explain the loss, so that scatter counts no more, and the rest of a burst is skipped. A legal shift
+of the level (another batch size) that reaches the threshold must not be skipped for long, nor only
+until the detectors declare it: while norms are flagged, and before it falls, the median of the
+newest 32 norms counts as well, flagged ones included. A burst of bad batches does not move it, a
+new level does after 17 steps.
 
 A guard that fires again and again is wrong, or the run has a trouble that skipping does not cure:
 after `max_skips` skipped updates within 48 steps it **opens**: the threshold is infinite for
@@ -208,9 +208,9 @@ class SkipUpdatePolicy:
             return told, state
         level = baseline.median
         spread = upward_scatter(baseline.samples)
-        lower = self.thresholds.lower_ratio
-        if flagged and self._is_poisoned(observation, findings, baseline):
-            spread, lower, looks = 0.0, self.thresholds.raise_ratio, True
+        together = flagged and self._is_far_out(observation, findings, baseline)
+        if together:
+            spread = 0.0
         target = self._target(baseline, spread, level)
         falls = now is not None and target < now
         if falls or flagged:
@@ -224,7 +224,9 @@ class SkipUpdatePolicy:
             why = f"the norm's baseline is armed after {len(baseline.samples)} samples"
         elif near and target > self.thresholds.raise_ratio * now:
             why = f"the norm's level has risen to {level:.4g}"
-        elif looks and now > lower * target:
+        elif together and now > self.thresholds.raise_ratio * target:
+            why = f"norm and loss are far out together, and usual is {level:.4g}"
+        elif looks and now > self.thresholds.lower_ratio * target:
             why = f"the norm's level has fallen to {level:.4g}"
         else:
             return NO_CHANGE, state
@@ -253,13 +255,14 @@ class SkipUpdatePolicy:
         tail = self.thresholds.deviations * spread
         return level * (largest if tail >= math.log(largest) else max(ratio, math.exp(tail)))
 
-    def _is_poisoned(
+    def _is_far_out(
         self, observation: Observation, findings: Sequence[Finding], baseline: Baseline
     ) -> bool:
-        """Return whether norm and loss of this step are out of line together."""
+        """Return whether norm and loss of this step are far out together."""
         norm = observation.grad_norm
-        far = norm is not None and norm > self.thresholds.ratio * baseline.median
-        return far and any(found.kind is FindingKind.LOSS_SPIKE for found in findings)
+        if norm is None or norm <= self.thresholds.ratio * baseline.median:
+            return False
+        return any(found.kind is FindingKind.LOSS_SPIKE for found in findings)
 
     def _open(
         self, observation: Observation, baseline: Baseline | None, state: SkipUpdateState

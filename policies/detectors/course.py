@@ -96,8 +96,9 @@ def judge_course(
     if judgement.shifted_from is not None:
         return (), norms, CourseState(newest[-_NEW:], wander=state.wander)
     if state.waits + 1 < _EVERY:
-        return (), norms, replace(state, norms=newest, waits=state.waits + 1)
-    state = replace(state, norms=newest, waits=0)
+        waiting = CourseState(newest, state.waits + 1, state.rises, state.wander, state.climbs)
+        return (), norms, waiting
+    state = CourseState(newest, 0, state.rises, state.wander, state.climbs)
     before = 0.0
     if norms.row < _ROW and not loss_flagged:
         before = _old_level(newest, state.wander, thresholds)

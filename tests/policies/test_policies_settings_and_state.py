@@ -235,6 +235,16 @@ def test_a_state_from_before_health_was_kept_is_read() -> None:
     assert engine.from_json(document, FACTS).message is None
 
 
+def test_detectors_from_before_the_course_of_the_norm_was_kept_start_afresh_alone() -> None:
+    engine = build_engine({}, mode="act")
+    document = engine.init(FACTS).to_json()
+    document["arbiter"]["clock"] = 7
+    del document["detectors"]["course"]
+    restored = engine.from_json(document, FACTS)
+    assert "the detectors" in (restored.message or "")
+    assert restored.state.arbiter.clock == 7
+
+
 def test_a_policy_that_was_added_since_starts_afresh() -> None:
     few = build_engine({"batch_size": PolicySettings(enabled=False)}, mode="act")
     document = few.init(FACTS).to_json()
