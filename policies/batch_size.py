@@ -12,8 +12,9 @@ before and after and takes the move back if it gained less than 5 % (the gate of
 KungFu); then that size is the ceiling for `retry_after` steps.
 
 Nothing is resized while the run is in trouble or shortly after (`calm` steps), since it would
-blur the view on either; nor while memory is under pressure; nor beyond `max_growth` times the
-first batch or the most micro-batches that the actuator accepts.
+blur the view on either; a rank that the others wait for is trouble too: its host is slow, their
+devices wait, and a larger batch would hide that; nor while memory is under pressure; nor beyond
+`max_growth` times the first batch or the most micro-batches that the actuator accepts.
 """
 
 from __future__ import annotations
@@ -229,6 +230,7 @@ _TROUBLE = frozenset(
         FindingKind.GRAD_NORM_SPIKE,
         FindingKind.OVERFLOW,
         FindingKind.FROZEN_LOSS,
+        FindingKind.STRAGGLER,
     }
 )
 

@@ -238,7 +238,7 @@ class SlowData(PlantedFault):
 
 
 class SlowRank(PlantedFault):
-    """One rank computes longer than the others."""
+    """The host of one rank takes longer than the others before it launches its step."""
 
     kind: Literal["slow_rank"]
     rank: int = Field(ge=0)

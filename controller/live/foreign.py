@@ -15,7 +15,7 @@ besides us, and are dealt with here:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -39,6 +39,7 @@ from mindtune.controller.live.step_adapter import (
     optimizer_family,
     optimizer_updates,
 )
+from mindtune.controller.live.timing import StepTimer
 from mindtune.policies.decisions import (
     KNOBS,
     SetBatchSize,
@@ -233,9 +234,9 @@ class ForeignStep:
         """Changes nothing: such a step brings nothing to other ranks."""
         del row
 
-    def watch_own_time(self, gradients_ready: Callable[[], None] | None) -> None:
+    def watch_own_time(self, timer: StepTimer | None) -> None:
         """Changes nothing: such a step does not tell when its gradients are there."""
-        del gradients_ready
+        del timer
 
     def facts(
         self, *, micro_batch_size: int | None, max_num_microbatches: int | None, device: str

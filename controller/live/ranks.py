@@ -9,7 +9,13 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 
-__all__ = ["JobRank", "data_parallel_degree", "equal_on_all_ranks", "job_rank"]
+__all__ = [
+    "JobRank",
+    "data_parallel_degree",
+    "equal_on_all_ranks",
+    "job_rank",
+    "numbers_of_all_ranks",
+]
 
 
 class JobRank(NamedTuple):
@@ -35,15 +41,20 @@ def data_parallel_degree(place: JobRank) -> int | None:
 
 
 def equal_on_all_ranks(value: int, place: JobRank) -> bool:
-    """Tell whether all ranks call this with the same number; every rank must call it.
+    """Tell whether all ranks call this with the same number; see `numbers_of_all_ranks`."""
+    return len(set(numbers_of_all_ranks(value, place))) == 1
+
+
+def numbers_of_all_ranks(value: int, place: JobRank) -> tuple[int, ...]:
+    """Return the number that each rank calls this with; every rank must call it.
 
     Args:
-        value: Below 2^24: it travels as float32.
+        value: Below 2^24 in size: it travels as float32.
         place: This process's rank.
     """
     if place.size == 1:
-        return True
+        return (value,)
     row = np.zeros(place.size, np.float32)
     row[place.rank] = value
     values = ops.AllReduce(ops.ReduceOp.SUM, GlobalComm.WORLD_COMM_GROUP)(Tensor(row))
-    return bool(np.all(values.asnumpy() == value))
+    return tuple(round(number) for number in values.asnumpy().tolist())

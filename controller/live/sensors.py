@@ -9,11 +9,12 @@ The slow rank. In synchronous training every rank's step takes as long as the sl
 others wait in the reduction, inside their call of the step. A rank's own time is what precedes
 that wait. Where gradients and update are two graphs (accumulation, a hand-written loop, sampled
 steps) it is taken: from the end of the step before to the point where the rank's own gradients
-are there. Where they are one graph only the time outside of the call is seen (data wait,
-callbacks, the host's own work); what is slow inside the graph is not. There the shortest call of
-all ranks, that of the rank which came last and so waited least, stands for the computation that
-each of them has. Ranks of one tensor-parallel group wait for each other in every block: of them
-the slow group is told, not the slow rank.
+are there. Where they are one graph, it ends where that graph is launched: a slow host is seen
+(data wait, callbacks, Python's own work), a slow device is not, since each rank's graph ends with
+the last one's. There the shortest run of the graph on any rank, that of the rank which came last
+and so waited least, stands for the computation that each of them has. Ranks of one
+tensor-parallel group wait for each other in every block: of them the slow group is told, not the
+slow rank.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class HostSignals:
     own_time_s: float | None = None
     """Of the step, up to where this rank's gradients were there; None: it ran as one graph."""
     host_time_s: float | None = None
-    """Of the step, outside of the calls."""
+    """Of the step, before and between the graphs; see `StepTiming`."""
     straggler_rank: int | None = None
     """The rank whose own time was longest; of several ranks together only."""
     straggler_ratio: float | None = None
@@ -142,13 +143,13 @@ def reduce_rows(rows: Sequence[Sequence[float]]) -> HostSignals:
     """Return what all ranks' hosts measured together.
 
     Times, allocated memory and phase are the largest of all ranks: ranks wait for the slowest.
-    Utilization is the mean. Device memory is that of the rank whose share in use is largest.
+    So is utilization: the busiest device bounds the step, and those that wait for it are not
+    under-fed. Device memory is that of the rank whose share in use is largest.
     Temperature and power do not travel. Own times become the straggler, the slow rank.
     """
     columns = {name: [row[index] for row in rows] for index, name in enumerate(_ROW)}
     phase = _largest(columns["phase"])
     allocated = _largest(columns["memory_allocated_bytes"])
-    utilizations = [value for value in columns["device_utilization"] if not math.isnan(value)]
     used, total = _fullest(
         columns["device_memory_used_bytes"], columns["device_memory_total_bytes"]
     )
@@ -159,7 +160,7 @@ def reduce_rows(rows: Sequence[Sequence[float]]) -> HostSignals:
         wall_time_s=_largest(columns["wall_time_s"]),
         phase=None if phase is None else PHASES[round(phase)],
         reading=DeviceReading(
-            device_utilization=sum(utilizations) / len(utilizations) if utilizations else None,
+            device_utilization=_largest(columns["device_utilization"]),
             device_memory_used_bytes=used,
             device_memory_total_bytes=total,
         ),

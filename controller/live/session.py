@@ -130,7 +130,7 @@ class LiveSession:
         if self._adapter.snapshots is not None:
             saved = None if resumed is None else resumed.snapshots
             self._adapter.snapshots.begin(self.step, saved=saved)
-        self._adapter.watch_own_time(self._timer.gradients_ready)
+        self._adapter.watch_own_time(self._timer)
         if self._model_signals is not None:
             self._model_signals.begin(step=self.step, exclude=self._timer.exclude)
         if self._adapter.unreachable:

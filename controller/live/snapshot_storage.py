@@ -20,6 +20,7 @@ and everything of the optimizer's are copied, but no running statistics.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +31,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindtune.controller.errors import ConfigError
-from mindtune.controller.live.ranks import JobRank, equal_on_all_ranks
+from mindtune.controller.live.ranks import JobRank, equal_on_all_ranks, numbers_of_all_ranks
 from mindtune.controller.live.settings import RewindSection
 from mindtune.controller.live.snapshots import Snapshots, Storage
 from mindtune.controller.live.update_step import UpdateStep
@@ -82,8 +83,11 @@ class MemoryStorage:
 
     @property
     def num_bytes(self) -> int:
-        """Size of one copy."""
-        return sum(int(parameter.nbytes) for parameter in self._parameters)
+        """Size of one copy; see `_to_host` for bfloat16."""
+        return sum(
+            int(parameter.nbytes) * (2 if parameter.dtype == ms.bfloat16 else 1)
+            for parameter in self._parameters
+        )
 
     def write(self, step: int) -> None:
         """Copy the state to the host."""
@@ -126,7 +130,8 @@ class DiskStorage:
 
     Args:
         parameters: What is copied.
-        folder: Where the files lie; made if need be.
+        folder: Where the files lie; made if need be. What a process that was killed left half
+            written there is removed.
         rank: This process, whose own files these are: what compression held back differs by rank.
     """
 
@@ -136,6 +141,8 @@ class DiskStorage:
         self._parameters = dict(zip(_unique_names(parameters), parameters, strict=True))
         self._folder = folder
         self._prefix = f"snapshot_rank{rank}_"
+        for partial in self._files(f".{self._prefix}*"):
+            _remove(partial)
 
     def write(self, step: int) -> None:
         """Write the state to disk.
@@ -168,7 +175,7 @@ class DiskStorage:
             ConfigError: The file is not there, is damaged, or is not of this storage and run.
         """
         path = self._path(step)
-        if not path.is_file():
+        if not self.holds(step):
             raise ConfigError(f"{path} is not there.")
         try:
             found = ms.load_checkpoint(str(path), crc_check=True)
@@ -189,14 +196,22 @@ class DiskStorage:
 
     def holds(self, step: int) -> bool:
         """Tell whether there is a file of this step."""
-        return self._path(step).is_file()
+        return os.path.isfile(self._path(step))  # noqa: PTH113 - a closed folder has none
 
     def retain(self, steps: Collection[int]) -> None:
-        """Remove the files of all other steps."""
+        """Remove the files of all other steps; one that cannot be removed stays."""
         kept = {self._path(step) for step in steps}
-        for path in self._folder.glob(f"{self._prefix}*.ckpt"):
+        for path in self._files(f"{self._prefix}*.ckpt"):
             if path not in kept:
-                path.unlink(missing_ok=True)
+                _remove(path)
+
+    def _files(self, pattern: str) -> list[Path]:
+        """Return this rank's files; none where the folder cannot be read."""
+        try:
+            return sorted(self._folder.glob(pattern))
+        except OSError as error:
+            _LOGGER.warning("%s cannot be read: %s", self._folder, error)
+            return []
 
     def _path(self, step: int) -> Path:
         return self._folder / f"{self._prefix}{step:09d}.ckpt"
@@ -246,8 +261,16 @@ def open_snapshots(
         storage,
         every=section.every,
         keep=section.keep,
-        ranks_agree=lambda number: equal_on_all_ranks(number, place),
+        of_all_ranks=lambda number: numbers_of_all_ranks(number, place),
     )
+
+
+def _remove(path: Path) -> None:
+    """Remove a file. That it stays costs disk, but no training."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        _LOGGER.warning("%s cannot be removed: %s", path, error)
 
 
 def _to_host(parameter: Parameter) -> Any:

@@ -9,17 +9,19 @@ the copy is dropped. Health is decided before anything is pruned: a new copy rep
 only where a newer healthy one stays, so the newest healthy state is never lost.
 
 A return goes to the newest healthy state, and the copy that waits to be proved is dropped, since
-it lies on the way that is left. Steps and the schedule's position go on rising; the data that the
-run has passed over are not seen again.
+it lies on the way that is left; so is a newer one that cannot be read. Steps and
+the schedule's position go on rising; the data that the run has passed over are not seen again.
 
 Every rank runs this on equal decisions, so all copy and return at the same steps. Before a return
-the ranks compare the step that each of them can return to; if one differs, none returns.
+each rank tells the newest step that it can return to, and where they differ, tells again, of those
+up to the oldest that was told, until all are equal: that is the newest state that every rank
+holds. All see all answers, so all ask equally often. If a rank has none left, none returns.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from mindtune.controller.errors import ConfigError
@@ -64,7 +66,7 @@ class Storage(Protocol):
         """Tell whether there is a copy of this step."""
 
     def retain(self, steps: Collection[int]) -> None:
-        """Drop the copies of all other steps."""
+        """Drop the copies of all other steps; what cannot be dropped stays, with a warning."""
 
 
 class Snapshots:
@@ -74,7 +76,7 @@ class Snapshots:
         storage: Holds the copies.
         every: Healthy steps between two copies; longer where the last one is not yet proved.
         keep: Copies held, the one to be proved included; at least `MIN_KEPT`.
-        ranks_agree: Tells whether all ranks call it with the same number; every rank does.
+        of_all_ranks: Returns the number that each rank calls it with; every rank does.
     """
 
     def __init__(
@@ -83,12 +85,12 @@ class Snapshots:
         *,
         every: int,
         keep: int,
-        ranks_agree: Callable[[int], bool] = lambda _number: True,
+        of_all_ranks: Callable[[int], Sequence[int]] = lambda number: (number,),
     ) -> None:
         self._storage = storage
         self._every = every
         self._keep = max(keep, MIN_KEPT)
-        self._ranks_agree = ranks_agree
+        self._of_all_ranks = of_all_ranks
         self._healthy: tuple[int, ...] = ()
         self._unproved: int | None = None
         self._since = 0
@@ -132,24 +134,29 @@ class Snapshots:
         return self._take(step)
 
     def rewind(self) -> int:
-        """Return to the newest healthy state; the result is its step.
+        """Return to the newest healthy state that all ranks hold; the result is its step.
 
         Raises:
-            ConfigError: There is none, or the ranks hold different ones; nothing was changed.
+            ConfigError: There is none; nothing was changed.
         """
-        found, copy, problem = self._load()
+        newest, copy, problem = self._load(self._healthy)
+        found = newest
         # All ranks come here together, whether or not they have a state: this is no error path.
-        if not self._ranks_agree(found):
+        while len(set(offers := self._of_all_ranks(found))) > 1:
+            oldest = min(offers)
+            if found > oldest:
+                found, copy, _ = self._load([step for step in self._healthy if step <= oldest])
+        if found == _NOTHING and newest != _NOTHING:
             raise ConfigError(
-                "the ranks hold different earlier states (this one: "
-                f"{'none' if found == _NOTHING else f'step {found}'}), so none returns; restart "
-                "from a checkpoint."
+                "the ranks hold no earlier state in common (the newest of this one: step "
+                f"{newest}), so none returns; restart from a checkpoint."
             )
         if found == _NOTHING:
             raise ConfigError(
                 problem or "no earlier state could be kept; restart from a checkpoint."
             )
         self._storage.assign(copy)
+        self._healthy = tuple(step for step in self._healthy if step <= found)
         self._unproved = None
         self._since = 0
         return found
@@ -210,10 +217,10 @@ class Snapshots:
             return False
         return True
 
-    def _load(self) -> tuple[int, Any, str]:
-        """Return step and copy of the newest healthy state that can be read, or what is wrong."""
+    def _load(self, steps: Sequence[int]) -> tuple[int, Any, str]:
+        """Return step and copy of the newest of these that can be read, or what is wrong."""
         problem = ""
-        for step in reversed(self._healthy):
+        for step in reversed(steps):
             try:
                 return step, self._storage.load(step), ""
             except ConfigError as error:  # noqa: PERF203 - at most `keep` of them

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mindtune.controller.live.actuators import Actuators, UpdateStepActuators
 from mindtune.controller.live.hooks import GradientClock
 from mindtune.controller.live.sensors import StepSignals
 from mindtune.controller.live.snapshots import Snapshots
+from mindtune.controller.live.timing import StepTimer
 from mindtune.policies.facts import RunFacts
 
 if TYPE_CHECKING:
@@ -61,10 +62,11 @@ class StepAdapter(Protocol):
     def send_host_signals(self, row: Sequence[float]) -> None:
         """Give the numbers that the next optimizer step brings to all ranks."""
 
-    def watch_own_time(self, gradients_ready: Callable[[], None] | None) -> None:
-        """Call this when a step's gradients are there, before they meet other ranks'.
+    def watch_own_time(self, timer: StepTimer | None) -> None:
+        """Tell a timer what a step spends before it meets the other ranks.
 
-        None ends it. Where a step does not tell, nothing happens.
+        That ends where its gradients are there or, if one graph makes and applies them, where the
+        graph is launched. None ends it. Where a step does not tell, nothing happens.
         """
 
     def facts(
@@ -144,14 +146,15 @@ class OwnStep:
         """Give this rank's row to the step."""
         self._step.set_host_signals(row)
 
-    def watch_own_time(self, gradients_ready: Callable[[], None] | None) -> None:
-        """Look where several ranks take part and the step runs as two graphs anyway."""
+    def watch_own_time(self, timer: StepTimer | None) -> None:
+        """Look where several ranks take part; at gradients where there are two graphs anyway."""
         if self._step.layout.world_size == 1:
             return
         hooks = self._step.gradient_hooks
         hooks[:] = [hook for hook in hooks if not isinstance(hook, GradientClock)]
-        if gradients_ready is not None:
-            hooks.append(GradientClock(self._step, gradients_ready))
+        self._step.on_launch = None if timer is None else timer.launch
+        if timer is not None:
+            hooks.append(GradientClock(self._step, timer.gradients_ready))
 
     def facts(
         self, *, micro_batch_size: int | None, max_num_microbatches: int | None, device: str

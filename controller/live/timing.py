@@ -20,7 +20,8 @@ class StepTiming(NamedTuple):
     own_time_s: float | None
     """Of it, everything up to where the gradients of this process were there; None: not told."""
     host_time_s: float
-    """Of it, everything outside of the calls: waiting for data, callbacks, the controller."""
+    """Of it, everything outside of the calls: waiting for data, callbacks, the controller; where a
+    call tells when it gives its work to the device, also what precedes that."""
 
 
 class StepTimer:
@@ -50,6 +51,7 @@ class StepTimer:
         self._data_known = True
         self._call_begin_s = now_s
         self._calls_s = 0.0
+        self._excluded_s = 0.0
         self._own_s: float | None = None
         self._paused_s = 0.0
         self._paused_in_wait_s = 0.0
@@ -63,6 +65,7 @@ class StepTimer:
     def begin_call(self, *, waited: bool = True) -> None:
         """The data of a call is there; `waited` False: nobody knows since when."""
         self._call_begin_s = self._clock()
+        self._excluded_s = 0.0
         waited_s = self._call_begin_s - self._wait_begin_s - self._paused_in_wait_s
         self._data_s += max(0.0, waited_s)
         self._data_known = self._data_known and waited
@@ -78,6 +81,13 @@ class StepTimer:
         """Take seconds out of the call in progress: spent on what is no part of the step."""
         self._paused_s += seconds
         self._calls_s -= seconds
+        self._excluded_s += seconds
+
+    def launch(self) -> None:
+        """The call gives its work to the device now; what came before was the host's own."""
+        self._calls_s += self._excluded_s
+        self._excluded_s = 0.0
+        self._call_begin_s = self._clock()
 
     def gradients_ready(self) -> None:
         """The gradients of this process are there; what follows waits for others."""

@@ -92,7 +92,10 @@ class TrainStep(UpdateStep):
         if self._micro_batch_split > 1:
             return self._take(*self._in_parts(batch))
         if self._num_microbatches == 1 and self._count == 0 and not self._hooks():
-            loss, packed = self._fused(self._count_tensor(), self._host_signals, *batch)
+            count = self._count_tensor()
+            if self.on_launch is not None:
+                self.on_launch()
+            loss, packed = self._fused(count, self._host_signals, *batch)
             self._finish(packed)
             return loss
         loss, gradients = self._gradients(*batch)

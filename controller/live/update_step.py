@@ -18,7 +18,7 @@ from mindtune.controller.live.packed import NUM_HOST_SIGNALS, StepReport, unpack
 from mindtune.controller.live.reduction import layout_from_context
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mindtune.controller.live.hooks import GradientHook
     from mindtune.controller.live.layout import ParallelLayout
@@ -86,6 +86,8 @@ class UpdateStep(nn.Cell):
         self.last_report: StepReport | None = None
         self.gradient_hooks: list[GradientHook] = []
         self.fuses_gradients = False
+        self.on_launch: Callable[[], None] | None = None
+        """Called right before gradients and update are run as one graph."""
         self.loss_scale_managed_by_policy = False
         self._loss_scale_rule = _loss_scale_rule(loss_scale)
         self._uses_loss_scale = loss_scale is not None

@@ -315,7 +315,7 @@ _ALL = (
     ),
     Case(
         name="slow_rank",
-        fault="rank 1 of 2 takes 0.3 s longer per step from the middle on",
+        fault="the host of rank 1 of 2 takes 0.3 s longer per step from the middle on",
         wanted="name the rank, change nothing",
         plant=_at_half("slow_rank", rank=1, seconds=0.3),
         expected=frozenset({Kind.STRAGGLER}),

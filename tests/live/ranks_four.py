@@ -18,7 +18,7 @@ from mindtune.controller import TrainStep, TuneCallback
 from mindtune.controller.live.loss_scale import LossScale
 
 BAD_RANK, BAD_STEP = 2, 7
-LATE_RANK, SLOW_RANK = 3, 1
+LATE_RANK, SLOW_RANK, BUSY_RANK = 3, 1, 2
 SLEEP_S = 0.3
 
 
@@ -50,6 +50,14 @@ class Late(Callback):
 
     def on_train_step_begin(self, run_context):
         if get_rank() == LATE_RANK and run_context.original_args().cur_step_num >= 9:
+            time.sleep(SLEEP_S)
+
+
+class Busy(Callback):
+    """The host of one rank is busy in steps 3 and 4, after the data is there."""
+
+    def on_train_step_begin(self, run_context):
+        if get_rank() == BUSY_RANK and run_context.original_args().cur_step_num in (3, 4):
             time.sleep(SLEEP_S)
 
 
@@ -103,7 +111,7 @@ def main():
     }
     tune = TuneCallback({"out_dir": "act", "mode": "act", "policies": policies})
     acting = Decided(tune)
-    Model(step).train(1, batches(12), callbacks=[Late(), tune, acting])
+    Model(step).train(1, batches(12), callbacks=[Late(), tune, Busy(), acting])
     scale = step.loss_scale
     weights = state(step)
 

@@ -25,6 +25,7 @@ from mindtune.controller.live.snapshot_storage import (
     changed_by_updates,
     open_snapshots,
 )
+from mindtune.controller.live.snapshots import Snapshots
 from mindtune.controller.live.train_step import LossScale, TrainStep
 from mindtune.controller.live.update_step import UpdateStep
 
@@ -379,9 +380,24 @@ def copies(folder):
     found.append(refusal(lambda: disk.load(2)))
     (folder / "file").write_text("no folder")
     nowhere = DiskStorage(copied, folder / "file" / "state", rank=0)
+    # As on a disk that has turned read-only: it cannot be removed.
+    (folder / "disk" / "snapshot_rank3_000000009.ckpt").mkdir()
+    killed = [folder / "disk" / f".snapshot_rank{rank}_1.ckpt.partial.ckpt" for rank in (3, 4)]
+    for partial in killed:
+        partial.write_bytes(b"half")
+    snapshots = Snapshots(DiskStorage(copied, folder / "disk", rank=3), every=8, keep=2)
+    snapshots.begin(5)
+    half = Parameter(Tensor(np.ones(8), ms.bfloat16), name="half")
+    halves = MemoryStorage((half,))
+    halves.write(1)
     return {
         "shared": shared,
-        "bytes": [memory.num_bytes, sum(parameter.nbytes for parameter in copied)],
+        "bytes": [
+            [storage.num_bytes, sum(array.nbytes for array in storage.load(number))]
+            for storage, number in ((memory, 2), (halves, 1))
+        ],
+        "stuck": snapshots.healthy,
+        "partial": [path.exists() for path in killed],
         "files": files,
         "holds": [disk.holds(2), disk.holds(1), memory.holds(2), memory.holds(1)],
         "refused": found,

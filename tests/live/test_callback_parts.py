@@ -129,6 +129,25 @@ def test_own_time_ends_where_the_gradients_are_there_and_sampling_counts_for_not
     assert (timing.step_time_s, timing.own_time_s, timing.host_time_s) == (2, None, 1)
 
 
+def test_what_precedes_the_launch_of_a_step_is_the_hosts_own(clock):
+    timer = StepTimer(clock)
+    clock.now += 1
+    timer.begin_call()
+    clock.now += 2
+    timer.exclude(2)  # the model's own function
+    clock.now += 4  # a slow host
+    timer.launch()
+    clock.now += 8
+    timer.exclude(0.5)
+    timer.end_call()
+    timing = timer.lap()
+    assert timing.step_time_s == 1 + 4 + 8 - 0.5
+    assert timing.data_time_s == 1
+    assert timing.host_time_s == 1 + 4
+    for _ in call(timer, clock, wait_s=1, run_s=1):
+        assert timer.lap().host_time_s == 1
+
+
 # Sensors --------------------------------------------------------------------------------------
 
 
@@ -180,7 +199,7 @@ def test_what_no_rank_measured_is_none():
     assert reduce_rows([row, row]) == HostSignals()
 
 
-def test_ranks_reduce_to_the_slowest_the_mean_load_and_the_fullest_memory():
+def test_ranks_reduce_to_the_slowest_the_busiest_and_the_fullest_memory():
     first = HostSignals(
         step_time_s=1.0,
         data_time_s=0.5,
@@ -205,7 +224,7 @@ def test_ranks_reduce_to_the_slowest_the_mean_load_and_the_fullest_memory():
         data_time_s=0.5,
         phase="compile",
         reading=DeviceReading(
-            device_utilization=0.75, device_memory_used_bytes=30, device_memory_total_bytes=50
+            device_utilization=1.0, device_memory_used_bytes=30, device_memory_total_bytes=50
         ),
         memory_allocated_bytes=9,
     )

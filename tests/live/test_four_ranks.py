@@ -61,6 +61,8 @@ def test_a_nan_on_one_rank_makes_all_four_act_alike_in_that_step(ranks):
 @pytest.mark.parametrize(
     ("run", "steps", "rank"),
     [
+        # A busy host, after the data is there and before the step's one graph; in steps 3 and 4.
+        ("late", (4, 5), 2),
         # A rank that waits for data, at 0-based call 9: steps 10 to 12; told one step later.
         ("late", (11, 12), 3),
         # A rank that computes longer, in steps of two micro-batches; the first one compiles.

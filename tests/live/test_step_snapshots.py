@@ -1,6 +1,8 @@
 """When a state is copied, proved, dropped and returned to; no framework is loaded."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -170,23 +172,80 @@ def test_a_damaged_copy_is_passed_over_for_an_older_one(caplog):
         run.snapshots.rewind()
 
 
-def test_ranks_that_hold_different_states_do_not_return():
-    asked = []
+class Job:
+    """Ranks in threads of one process, which meet at every question."""
 
-    def differ(number):
-        asked.append(number)
-        return False
+    def __init__(self, size):
+        self.meeting = threading.Barrier(size, timeout=10)
+        self.told = [None] * size
+        self.asked = 0
 
-    run = Run(ranks_agree=differ).begin()
-    run.train(5)
-    with pytest.raises(ConfigError, match="different earlier states .this one: step 0"):
-        run.snapshots.rewind()
-    assert run.weights.value == 5
-    # A rank without any state takes part as well.
-    run.weights.copies.clear()
-    with pytest.raises(ConfigError, match="this one: none"):
-        run.snapshots.rewind()
-    assert asked == [0, -1]
+    def of_all_ranks(self, rank):
+        def tell(number):
+            self.told[rank] = number
+            self.meeting.wait()
+            everyone = tuple(self.told)
+            self.meeting.wait()
+            self.asked += rank == 0
+            return everyone
+
+        return tell
+
+    def rewind(self, runs):
+        def outcome(run):
+            try:
+                return run.snapshots.rewind()
+            except ConfigError as error:
+                return str(error)
+
+        with ThreadPoolExecutor(len(runs)) as ranks:
+            return list(ranks.map(outcome, runs))
+
+
+@pytest.mark.parametrize(
+    ("damaged", "returned", "asked"),
+    [
+        ([(), ()], 30, 1),
+        ([(), (30,)], 20, 2),
+        ([(30,), (20,)], 10, 3),
+        ([(30, 20), (), (30,)], 10, 2),
+        # They have no state in common, or a rank has none at all.
+        ([(30, 10), (20,)], None, 4),
+        ([(30, 20, 10), ()], None, 2),
+    ],
+)
+def test_ranks_return_to_the_newest_state_that_all_can_read(damaged, returned, asked):
+    job = Job(len(damaged))
+    runs = [
+        Run(every=10, keep=4, of_all_ranks=job.of_all_ranks(rank)).begin()
+        for rank in range(len(damaged))
+    ]
+    for run, steps in zip(runs, damaged, strict=True):
+        run.train(38)
+        run.weights.copies.pop(0, None)
+        for step in steps:
+            del run.weights.copies[step]
+    outcomes = job.rewind(runs)
+    assert job.asked == asked
+    if returned is None:
+        told = ["no earlier state in common", "is damaged"]
+        assert all(any(text in outcome for text in told) for outcome in outcomes)
+        assert [run.weights.value for run in runs] == [38] * len(runs)
+        return
+    assert outcomes == [returned] * len(runs)
+    for run in runs:
+        assert run.weights.value == returned
+        # What a rank cannot read is not kept in place of what all can.
+        assert run.snapshots.healthy[-1] == returned
+
+
+def test_a_state_that_cannot_be_read_takes_no_place_of_one_that_can():
+    run = Run(every=10, keep=3).begin()
+    run.train(38)
+    del run.weights.copies[30]
+    assert run.snapshots.rewind() == 20
+    run.train(10 + 1)
+    assert run.snapshots.rewind() == 20
 
 
 def test_copies_on_disk_are_found_again_and_the_next_is_taken_at_the_same_step():

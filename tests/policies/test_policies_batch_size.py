@@ -134,6 +134,23 @@ def test_it_waits_while_memory_is_short_or_the_run_in_trouble(start, extra) -> N
     assert run.set_points(SetBatchSize) == []
 
 
+@pytest.mark.parametrize(
+    ("ratio", "waits"),
+    [
+        (1.1, False),  # some rank is always the slowest
+        (4.0, True),
+    ],
+)
+def test_while_one_rank_keeps_the_others_waiting_the_batch_stays(start, ratio, waits) -> None:
+    run, plant = start(data_parallel=2), Plant(fixed=0.2, each=0.01)
+    for step in range(1, 301):
+        # Now and then a step is as fast as any, and no straggler is named in it.
+        plant.extra = {"straggler_rank": 1, "straggler_ratio": ratio if step % 5 else 1.01}
+        plant.drive(run, step, step)
+    assert ("straggler" in run.kinds()) == waits
+    assert (run.set_points(SetBatchSize) == []) == waits
+
+
 def test_one_low_sample_in_two_is_not_sustained(start) -> None:
     run, plant = start(), Plant(fixed=0.2, each=0.01)
     for step in range(1, 300):
