@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from mindtune.controller.alerts.alert import Alert
-from mindtune.controller.alerts.send import SEND_DEADLINE_S
+from mindtune.controller.alerts.send import END_DEADLINE_S
 from mindtune.controller.errors import ConfigError
 
 __all__ = ["Courier", "send_once"]
@@ -22,6 +22,8 @@ _LOGGER = logging.getLogger(__name__)
 
 _START_S: Final = 60.0
 """Longest wait for the process to have read the addresses: apprise may lie on a slow disk."""
+_MARGIN_S: Final = 1.0
+"""What that process gets beyond its own deadline to end by itself."""
 
 
 class Courier:
@@ -61,8 +63,9 @@ class Courier:
         reader.start()
         self._checked.wait(_START_S)
         problems = [f"{at['address']}: {at['problem']}" for at in self._checks if not at["ok"]]
-        if not self._checks:
-            problems = [f"{addresses[0]}: the process that sends did not start"]
+        missing = addresses[len(self._checks) :]
+        if missing and not problems:
+            problems = [f"{missing[0]}: the process that sends said nothing"]
         if problems:
             self.close()
             raise ConfigError(
@@ -74,10 +77,10 @@ class Courier:
         self._write(_plain(alert))
 
     def close(self) -> None:
-        """Wait until all is sent, `SEND_DEADLINE_S` seconds at most."""
+        """Wait until all is sent, little more than `END_DEADLINE_S` seconds at most."""
         self._write(None)
         try:
-            self._process.wait(SEND_DEADLINE_S + 1.0)
+            self._process.wait(END_DEADLINE_S + _MARGIN_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -137,11 +140,27 @@ def send_once(address: str, alert: Alert) -> tuple[str, str]:
     process = _start()
     opening = {"addresses": [address], "will": None, "parent": os.getpid()}
     messages = "".join(json.dumps(line) + "\n" for line in (opening, _plain(alert), None))
-    said, _ = process.communicate(messages, timeout=_START_S)
+    limit_s = _START_S + END_DEADLINE_S + _MARGIN_S
+    try:
+        said, _ = process.communicate(messages, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return address, f"the process that sends did not end within {limit_s:g} s"
+    finally:
+        # It has ended by now, unless it hangs or the wait for it was broken off.
+        process.kill()
+        process.wait()
+    # What the address holds comes first, what became of the alert second.
     answers = [json.loads(line) for line in said.splitlines()]
-    if not answers:
-        return address, f"the process that sends ended with code {process.returncode}"
-    return answers[-1]["target"], answers[-1]["problem"]
+    for answer in answers:
+        if not answer["ok"]:
+            return answer["target"], answer["problem"]
+    if len(answers) < _ANSWERS_TO_ONE:
+        code = process.returncode
+        return address, f"the process that sends ended with code {code} and no word on the alert"
+    return answers[-1]["target"], ""
+
+
+_ANSWERS_TO_ONE: Final = 2
 
 
 def _start() -> subprocess.Popen[str]:

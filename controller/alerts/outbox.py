@@ -2,7 +2,7 @@
 
 Theory of operation. `put` asks the limits, appends to a bounded queue and returns: it neither
 writes nor waits. A thread hands the alerts on and, when that is due, the digest of what was held
-back. `close` hands on what is left and waits for the answers, `SEND_DEADLINE_S` seconds at most,
+back. `close` hands on what is left and waits for the answers, `END_DEADLINE_S` seconds at most,
 which only a server that does not answer takes.
 """
 
@@ -16,7 +16,7 @@ from typing import Final
 from mindtune.controller.alerts.alert import Alert
 from mindtune.controller.alerts.courier import Courier
 from mindtune.controller.alerts.limits import AlertLimits
-from mindtune.controller.alerts.send import SEND_DEADLINE_S
+from mindtune.controller.alerts.send import END_DEADLINE_S
 
 __all__ = ["Outbox"]
 
@@ -61,7 +61,7 @@ class Outbox:
         with self._changed:
             self._closing = True
             self._changed.notify()
-        self._thread.join(SEND_DEADLINE_S + 2.0)
+        self._thread.join(END_DEADLINE_S + 2.0)
 
     def _work(self) -> None:
         closing = False

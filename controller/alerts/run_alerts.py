@@ -72,7 +72,7 @@ class RunAlerts:
             self._put(end_alert(result, run=self._run))
 
     def close(self) -> None:
-        """Wait for what is on its way, `SEND_DEADLINE_S` seconds at most."""
+        """Wait for what is on its way, `END_DEADLINE_S` seconds at most."""
         self._outbox.close()
 
     def _wants(self, alert: Alert) -> bool:

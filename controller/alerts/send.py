@@ -1,8 +1,9 @@
 """The process that sends the alerts of one run: `python -m` this module.
 
-Theory of operation. Only here is apprise imported and a URL read from its variable, so a training
-process never holds the secret: not in a log line of apprise or urllib3, not in a traceback, not in
-a dump of stacks. And this process outlives a training that is killed. It reads one JSON object per
+Theory of operation. Only here is apprise imported and a URL used. The training has its variable in
+the environment, which this process inherits, but asks no more than whether it is set: no log line
+of apprise or urllib3, no traceback and no dump of stacks of the training holds the secret. And
+this process outlives a training that is killed. It reads one JSON object per
 line: first the addresses and the last will, then alerts, at last a goodbye; it writes one line
 when it is ready and one per alert and address. Each of them is sent by a thread of its own, since
 no time-out of a library holds for all that can hang (a name look-up, a server that sends a byte a
@@ -29,7 +30,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-__all__ = ["CHANNELS", "SEND_DEADLINE_S", "check", "main", "send"]
+__all__ = ["CHANNELS", "END_DEADLINE_S", "SEND_DEADLINE_S", "check", "main", "send"]
 
 CHANNELS: Final[Mapping[str, str]] = {
     "WeCom": "wecombot://KEY",
@@ -43,18 +44,21 @@ CHANNELS: Final[Mapping[str, str]] = {
 """Services that users ask for, and the form of their apprise URL."""
 
 SEND_DEADLINE_S: Final = 10.0
-"""Longest time that an alert is waited for, and so of the wait at the end of a run. apprise waits
-4 s for a connection and 4 s for an answer."""
+"""Longest time that a service is waited for. apprise waits 4 s for a connection and 4 s for an
+answer."""
+END_DEADLINE_S: Final = SEND_DEADLINE_S + 2.0
+"""Longest wait for the newest alerts at the end of a run: each may first wait `_ORDER_S` for its
+turn, and has to say what became of it."""
 
 _ORDER_S: Final = 1.0
 _PARENT_POLL_S: Final = 1.0
 _MAX_UNANSWERED: Final = 50
-"""Threads that may wait for servers which never answer."""
+"""Threads that may wait, at one address, for a server which never answers."""
 _STATUS: Final = re.compile(r"\berror=(\d{3})\b")
 
 
 _SAID: ContextVar[list[str] | None] = ContextVar("said", default=None)
-"""What apprise says about the alert that this thread sends; its own threads take it over."""
+"""What apprise says about the alert that this thread sends: it sends in the thread that asks."""
 
 
 class _Listener(logging.Handler):
@@ -163,7 +167,7 @@ class _Sender:
         self._addresses = tuple(addresses)
         self._will = will
         self._last: dict[str, threading.Event] = {}
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[str, list[threading.Thread]] = {}
         self._counting = threading.Lock()
         self._writing = threading.Lock()
         self._over = threading.Lock()
@@ -177,8 +181,9 @@ class _Sender:
         """Begin to send an alert."""
         for address in self._addresses:
             with self._counting:
-                self._threads = [thread for thread in self._threads if thread.is_alive()]
-                unanswered = len(self._threads)
+                waiting = [t for t in self._threads.get(address, ()) if t.is_alive()]
+                self._threads[address] = waiting
+                unanswered = len(waiting)
             if unanswered >= _MAX_UNANSWERED:
                 problem = f"{unanswered} earlier alerts are still without an answer"
                 self._say(address, _outcome(address, problem))
@@ -189,12 +194,12 @@ class _Sender:
             self._last[address] = done
 
     def finish(self, *, with_will: bool) -> None:
-        """End this process when all is sent, `SEND_DEADLINE_S` seconds later at the latest."""
+        """End this process when all is sent, `END_DEADLINE_S` seconds later at the latest."""
         # Never released: another thread that comes here ends with the process.
         self._over.acquire()
         if with_will and self._will is not None:
             self.start(self._will)
-        end_s = time.monotonic() + SEND_DEADLINE_S
+        end_s = time.monotonic() + END_DEADLINE_S
         for done in self._last.values():
             done.wait(max(0.0, end_s - time.monotonic()))
         with self._writing:
@@ -225,7 +230,7 @@ class _Sender:
         )
         with self._counting:
             sending.start()
-            self._threads.append(sending)
+            self._threads[address].append(sending)
         sending.join(SEND_DEADLINE_S)
         problem = f"no answer in {SEND_DEADLINE_S:g} s" if sending.is_alive() else "apprise failed"
         self._say(address, outcomes[0] if outcomes else _outcome(address, problem))

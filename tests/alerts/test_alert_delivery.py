@@ -11,12 +11,14 @@ import time
 
 import pytest
 
+import mindtune.controller.alerts.courier as courier_module
 import mindtune.controller.alerts.send as send_module
 from mindtune.controller.alerts.alert import Alert
 from mindtune.controller.alerts.courier import Courier, send_once
 from mindtune.controller.alerts.limits import AlertLimits
 from mindtune.controller.alerts.outbox import Outbox
 from mindtune.controller.alerts.send import CHANNELS, check
+from mindtune.controller.errors import ConfigError
 
 LOOSE = {"min_interval_s": 600.0, "max_per_hour": 1000}
 
@@ -97,6 +99,77 @@ def test_threads_that_never_end_do_not_pile_up(monkeypatch):
         sender._last["env:HOOK"].wait(10)
     release.set()
     assert answers.count("50 earlier alerts are still without an answer") == 30
+
+
+def test_an_address_that_never_answers_takes_no_turn_of_another(monkeypatch):
+    release = threading.Event()
+
+    def send(address, *_):
+        if address == "env:DEAD":
+            release.wait(60)
+        return {"ok": True, "target": address, "problem": ""}
+
+    monkeypatch.setattr(send_module, "SEND_DEADLINE_S", 0.001)
+    monkeypatch.setattr(send_module, "_ORDER_S", 0.001)
+    monkeypatch.setattr(send_module, "send", send)
+    problems = {"env:DEAD": [], "env:HOOK": []}
+    sender = send_module._Sender(problems, None)
+    sender._say = lambda address, outcome: problems[address].append(outcome["problem"])
+    for _ in range(80):
+        sender.start({})
+        for done in sender._last.values():
+            done.wait(10)
+    release.set()
+    told = "50 earlier alerts are still without an answer"
+    assert problems["env:DEAD"].count(told) == 30
+    assert problems["env:HOOK"].count(told) == 0
+
+
+def child(monkeypatch, program):
+    """Let another program stand for the process that sends."""
+    started = []
+
+    def start():
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    monkeypatch.setattr(courier_module, "_start", start)
+    return started
+
+
+READY = (
+    'print(\'{"address": "env:HOOK", "ok": true, "target": "JSON", "problem": ""}\', flush=True)'
+)
+
+
+def test_an_address_that_can_be_used_is_no_alert_that_arrived(monkeypatch):
+    child(monkeypatch, f"{READY}\nraise SystemExit(7)")
+    target, problem = send_once("env:HOOK", alert("first"))
+    assert target == "env:HOOK"
+    assert problem == "the process that sends ended with code 7 and no word on the alert"
+
+
+def test_a_process_that_hangs_is_waited_for_so_long_and_ended(monkeypatch):
+    started = child(monkeypatch, f"{READY}\nimport time; time.sleep(60)")
+    for name in ("_START_S", "END_DEADLINE_S", "_MARGIN_S"):
+        monkeypatch.setattr(courier_module, name, 0.25)
+    assert send_once("env:HOOK", alert("first")) == (
+        "env:HOOK",
+        "the process that sends did not end within 0.75 s",
+    )
+    assert started[0].returncode == -signal.SIGKILL
+
+
+def test_a_process_that_ends_after_the_first_of_two_addresses_is_refused(monkeypatch):
+    child(monkeypatch, READY)
+    monkeypatch.setenv("HOOK", "json://127.0.0.1")
+    monkeypatch.setenv("OTHER", "json://127.0.0.1")
+    with pytest.raises(ConfigError, match="env:OTHER: the process that sends said nothing"):
+        Courier(["env:HOOK", "env:OTHER"])
 
 
 def test_a_failure_is_logged_once_with_the_host_and_without_the_secret(
