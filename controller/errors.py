@@ -1,4 +1,4 @@
-"""Errors of this room that the command line maps to exit codes."""
+"""Errors of this package that the command line maps to exit codes."""
 
 from __future__ import annotations
 

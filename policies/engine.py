@@ -22,6 +22,7 @@ from mindtune.policies.errors import PolicyError
 from mindtune.policies.facts import GradNormPriorLike, RunFacts
 from mindtune.policies.findings import Finding
 from mindtune.policies.health import HealthState, judge_health
+from mindtune.policies.ledger import after_resume, without_rewind
 from mindtune.policies.limits import KnobLimits
 from mindtune.policies.policy import Feedback, Policy
 from mindtune.policies.records import ActionRecord
@@ -61,8 +62,7 @@ class EngineState:
 
     def without_rewind(self) -> EngineState:
         """Return the state where the rewind that was granted last could not be carried out."""
-        arbiter = replace(self.arbiter, rewound_step=None, history=self.arbiter.history[:-1])
-        return replace(self, arbiter=arbiter)
+        return replace(self, arbiter=without_rewind(self.arbiter))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +228,9 @@ class Engine:
                 else part
                 for name, part in fresh.policies.items()
             },
-            arbiter=read(ArbiterState, document.get("arbiter"), fresh.arbiter, "the budgets"),
+            arbiter=after_resume(
+                read(ArbiterState, document.get("arbiter"), fresh.arbiter, "the budgets")
+            ),
             health=read(
                 HealthState,
                 document.get("health", to_json(fresh.health)),

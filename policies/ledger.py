@@ -36,7 +36,7 @@ from mindtune.policies.settings import Mode
 from mindtune.policies.signals import Observation
 from mindtune.policies.windows import push
 
-__all__ = ["BATCH", "KnobTable", "Ledger"]
+__all__ = ["BATCH", "KnobTable", "Ledger", "after_resume", "without_rewind"]
 
 KnobTable = Mapping[str, tuple[str, KnobLimits]]
 """Knob -> the policy that may turn it, and what it is held to."""
@@ -46,6 +46,8 @@ _LR = SetLearningRateScale.knob
 _RECENT = 16
 _MAX_EVENTS = 64
 _MAX_HISTORY = 6
+_STOP = "stop "
+_RETURNED = "returned to an earlier state"
 _UNTOUCHED = KnobState()
 
 
@@ -107,9 +109,10 @@ class Ledger:
         self, policy: str, mode: Mode, event: Event, reason: str, evidence: Evidence
     ) -> None:
         """Record an event, and give it out in act mode; one that was recorded before is not."""
-        if event.id in self._events:
+        key = f"{_STOP}{event.id}" if isinstance(event, RequestStop) else event.id
+        if key in self._events:
             return
-        self._events = (*self._events[-_MAX_EVENTS + 1 :], event.id)
+        self._events = (*self._events[-_MAX_EVENTS + 1 :], key)
         if isinstance(event, RequestStop) and self._history:
             told = f"{event.diagnosis} Last actions: {'; '.join(self._history)}."
             event = replace(event, diagnosis=told)
@@ -128,7 +131,7 @@ class Ledger:
             self._granted_events.append(event)
             if isinstance(event, Rewind):
                 self._rewound_step = self.observation.step
-                self._remember(f"{policy} returned to an earlier state")
+                self._remember(f"{policy} {_RETURNED}")
 
     def record(
         self,
@@ -273,6 +276,20 @@ class Ledger:
         )
         grants = (*self._set_points.values(), *self._granted_events)
         return grants, tuple(self.records), following
+
+
+def after_resume(state: ArbiterState) -> ArbiterState:
+    """Return the books that a resumed run goes on with: what ended it once may end it again."""
+    return replace(state, events=tuple(key for key in state.events if not key.startswith(_STOP)))
+
+
+def without_rewind(state: ArbiterState) -> ArbiterState:
+    """Return the books where the rewind that was granted last could not be carried out."""
+    told = [index for index, action in enumerate(state.history) if action.endswith(_RETURNED)]
+    history = state.history
+    if told:
+        history = (*history[: told[-1]], *history[told[-1] + 1 :])
+    return replace(state, rewound_step=None, history=history)
 
 
 def _text(event: Event) -> str:

@@ -131,23 +131,25 @@ class RewindPolicy:
         skipped = observation.update_skipped
         applied = state.applied + 1 if non_finite and skipped == 0 else 0
         following = RewindState(
-            clock,
-            state.rewinds and tuple(at for at in state.rewinds if clock - at < BUDGET_WINDOW),
-            state.total,
-            min(state.since + 1, LONG),
-            min(bad, LONG),
-            min(applied, LONG),
-            ((state.bad_bits << 1) | int(non_finite)) & _RATE_MASK,
-            state.was_finite or (observation.loss is not None and math.isfinite(observation.loss)),
-            state.asked_step,
-            max(0, state.refused - 1),
-            min(state.age + 1, LONG) if state.age else 0,
-            min(state.calm + 1, LONG),
-            state.base,
-            state.opened_at,
-            state.peak,
-            state.losses,
-            state.deadline,
+            clock=clock,
+            rewinds=state.rewinds
+            and tuple(at for at in state.rewinds if clock - at < BUDGET_WINDOW),
+            total=state.total,
+            since=min(state.since + 1, LONG),
+            bad=min(bad, LONG),
+            applied=min(applied, LONG),
+            bad_bits=((state.bad_bits << 1) | int(non_finite)) & _RATE_MASK,
+            was_finite=state.was_finite
+            or (observation.loss is not None and math.isfinite(observation.loss)),
+            asked_step=state.asked_step,
+            refused=max(0, state.refused - 1),
+            age=min(state.age + 1, LONG) if state.age else 0,
+            calm=min(state.calm + 1, LONG),
+            base=state.base,
+            opened_at=state.opened_at,
+            peak=state.peak,
+            losses=state.losses,
+            deadline=state.deadline,
         )
         return self._follow_divergence(observation, found, following)
 

@@ -1,4 +1,4 @@
-"""Errors of this room; the command line maps them to exit code 2."""
+"""Errors of this package; the command line maps them to exit code 2."""
 
 from __future__ import annotations
 

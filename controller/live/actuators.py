@@ -146,8 +146,15 @@ class UpdateStepActuators:
             self._step.set_micro_batch_split(1)
 
     def take_over(self, knobs: frozenset[str]) -> None:
-        """Let the step's own loss-scale rule rest where a policy manages the scale."""
+        """Let the step's own loss-scale rule rest where a policy manages the scale.
+
+        A skip threshold that a policy has set, and that none moves any more, is opened: left where
+        it is, it would skip every update once the norms have grown past it.
+        """
         self._step.loss_scale_managed_by_policy = SetLossScale.knob in knobs
+        if SetSkipThreshold.knob not in knobs and SetSkipThreshold.knob in self._values:
+            self._step.set_skip_threshold(None)
+            del self._values[SetSkipThreshold.knob]
 
     def apply(self, action: SetPoint) -> None:
         """Set a knob; it acts in the next optimizer step that begins.

@@ -68,7 +68,8 @@ class TuneCallback(Callback):
 
     A failure of its own in the middle of training is logged and leaves a result; the training goes
     on without it. Only a trial ends, which is nothing without its records, and a job whose ranks
-    act together, of which none may leave.
+    do something together, of which none may leave: policies that act, model signals, an `eval_fn`,
+    planted faults.
 
     Args:
         config: Path of a best_config.yaml (or of a MindFormers YAML with a `mindtune` block), a

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from mindtune.controller.alerts.run_alerts import RunAlerts
@@ -20,6 +21,7 @@ from mindtune.controller.device import DeviceReading, SamplingThread, choose_pro
 from mindtune.controller.live.controller import LiveController
 from mindtune.controller.live.observing import Machine, SensedStep, Sensors
 from mindtune.controller.live.run_report import RunReport
+from mindtune.controller.live.sensors import HostSignals
 from mindtune.controller.live.settings import LiveSettings
 from mindtune.controller.live.state import ControllerState, describe_resume, save_state
 from mindtune.controller.live.step_adapter import StepAdapter
@@ -30,7 +32,7 @@ from mindtune.controller.live.unobserved import (
     hidden_steps_finding,
     unreachable_knobs,
 )
-from mindtune.controller.live.watchdog import Hang, Phase, Watchdog
+from mindtune.controller.live.watchdog import Hang, Phase, make_watchdog
 from mindtune.controller.live.workload import Workload
 from mindtune.controller.records import Recorder
 from mindtune.policies.decisions import Advise
@@ -104,9 +106,16 @@ class LiveSession:
             snapshots=adapter.snapshots,
             alerts=alerts,
         )
-        self._acts = any(seat.mode == "act" for seat in engine.seats)
+        together = (faults, model_signals, workload.eval_fn)
+        self._meets_ranks = any(seat.mode == "act" for seat in engine.seats) or any(
+            part is not None for part in together
+        )
         self._report = RunReport(self.controller)
-        self._watchdog = self._make_watchdog()
+        self._watchdog = make_watchdog(
+            settings.watchdog,
+            self._hang,
+            stacks_path=None if recorder is None else recorder.folder.stacks,
+        )
         self._resumed: ControllerState | None = None
         self._phase: Phase = "train"
         self._ended = False
@@ -249,7 +258,7 @@ class LiveSession:
         self.controller.advise(self.step, Advise(name, message), source="sensors")
 
     def end(self, error: BaseException | None = None) -> None:
-        """Close everything and leave the result; harmless when called twice.
+        """Close everything, whatever fails to, and leave the result; harmless when called twice.
 
         Args:
             error: What ended the training before its time.
@@ -259,46 +268,49 @@ class LiveSession:
         self._ended = True
         effective: dict[str, Any] = {}
         try:
-            if error is None:
-                # Functions of the user's: what they raise ends the run like any other failure.
-                self._evaluate()
-                effective = self._effective()
+            with ExitStack() as closing:
+                if self._faults is not None:
+                    closing.callback(self._faults.remove)
+                closing.callback(self._probe.stop)
+                if self._watchdog is not None:
+                    closing.callback(self._watchdog.stop)
+                closing.callback(self._adapter.watch_own_time, None)
+                if self._model_signals is not None:
+                    closing.callback(self._model_signals.end)
+                if error is None:
+                    # Functions of the user's: what they raise ends the run like other failures.
+                    self._evaluate()
+                    effective = self._effective()
         except BaseException as failure:
-            error = failure
+            error = error or failure
             raise
         finally:
-            if self._model_signals is not None:
-                self._model_signals.end()
-            self._adapter.watch_own_time(None)
-            if self._watchdog is not None:
-                self._watchdog.stop()
-            self._probe.stop()
-            if self._faults is not None:
-                self._faults.remove()
-            if error is None:
-                self.keep_state()
-            self._leave_result(error, effective)
-            if self._recorder is not None:
-                self._recorder.close()
-            if self._alerts is not None:
-                self._alerts.close()
+            with ExitStack() as leaving:
+                if self._alerts is not None:
+                    leaving.callback(self._alerts.close)
+                if self._recorder is not None:
+                    leaving.callback(self._recorder.close)
+                leaving.callback(self._leave_result, error, effective)
+                if error is None:
+                    self.keep_state()
 
     def abandon(self, error: Exception) -> bool:
         """Leave a training that can do without it, after a failure of its own; False: it cannot.
 
-        A trial is nothing without its records, and ranks that act together must all go on
-        deciding. What policies have managed is managed by the training step again.
+        A trial is nothing without its records, and ranks that do something together must all go on
+        with it. What policies have managed is managed by the training step again.
         """
-        if self._trial is not None or (self._machine.num_ranks > 1 and self._acts):
+        if self._trial is not None or (self._machine.num_ranks > 1 and self._meets_ranks):
             return False
         _LOGGER.error(
             "mindtune failed in step %d and watches no more; the training goes on, with the knobs "
-            "as they are",
+            "as they are but for a skip_threshold, which is opened",
             self.step,
             exc_info=error,
         )
         try:
             self._adapter.actuators.take_over(frozenset())
+            self._adapter.send_host_signals(HostSignals().to_row())
             self.end(error)
         except Exception:
             _LOGGER.exception("mindtune could not leave a result")
@@ -344,17 +356,6 @@ class LiveSession:
     def _heartbeat(self, phase: Phase) -> None:
         if self._watchdog is not None:
             self._watchdog.heartbeat(self.step, phase)
-
-    def _make_watchdog(self) -> Watchdog | None:
-        section = self._settings.watchdog
-        if not section.enabled:
-            return None
-        return Watchdog(
-            self._hang,
-            limits=section.limits(),
-            stacks_path=None if self._recorder is None else self._recorder.folder.stacks,
-            exit_on_hang=section.exit_on_hang,
-        )
 
     def _hang(self, hang: Hang) -> None:
         """Take in a hang; called from the watchdog's thread."""

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["HANG_EXIT_CODE", "Hang", "Phase", "Watchdog", "WatchdogLimits"]
+    from mindtune.controller.contract.live_sections import WatchdogSection
+
+__all__ = ["HANG_EXIT_CODE", "Hang", "Phase", "Watchdog", "WatchdogLimits", "make_watchdog"]
 
 Phase = Literal["compile", "train", "eval", "save"]
 """What the training thread does; the values of the column `phase` of `signals.csv`."""
@@ -275,6 +277,20 @@ class Watchdog:
 
 
 _PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+def make_watchdog(
+    section: WatchdogSection, on_hang: Callable[[Hang], None], *, stacks_path: Path | None
+) -> Watchdog | None:
+    """Return the watchdog that a user asked for, if one was."""
+    if not section.enabled:
+        return None
+    return Watchdog(
+        on_hang,
+        limits=section.limits(),
+        stacks_path=stacks_path,
+        exit_on_hang=section.exit_on_hang,
+    )
 
 
 def _exit_now() -> None:

@@ -18,17 +18,17 @@ PYTHON_VARIABLE = "MINDTUNE_PEER_PYTHON"
 """Names the Python of MindFormers' environment."""
 
 _TRAIN = ("-m", "mindtune.experiments.mindformers_peer.train")
-_ROOMS = ("controller", "policies", "search", "experiments")
+_PACKAGES = ("controller", "policies", "search", "experiments")
 _LAST_LINES = 12
 
 
 def import_root(folder: Path) -> Path:
     """Return a folder for PYTHONPATH that holds this very mindtune and nothing else."""
-    rooms = Path(next(iter(mindtune.controller.__path__))).resolve().parent
+    packages = Path(next(iter(mindtune.controller.__path__))).resolve().parent
     package = folder / "mindtune"
     package.mkdir(parents=True)
-    for room in _ROOMS:
-        (package / room).symlink_to(rooms / room)
+    for name in _PACKAGES:
+        (package / name).symlink_to(packages / name)
     return folder
 
 

@@ -381,11 +381,11 @@ def copies(folder):
     (folder / "file").write_text("no folder")
     nowhere = DiskStorage(copied, folder / "file" / "state", rank=0)
     # As on a disk that has turned read-only: it cannot be removed.
-    (folder / "disk" / "snapshot_rank3_000000009.ckpt").mkdir()
-    killed = [folder / "disk" / f".snapshot_rank{rank}_1.ckpt.partial.ckpt" for rank in (3, 4)]
+    (folder / "stuck" / "snapshot_rank3_000000009.ckpt").mkdir(parents=True)
+    killed = [folder / "stuck" / f".snapshot_rank{rank}_1.ckpt.partial.ckpt" for rank in (3, 4)]
     for partial in killed:
         partial.write_bytes(b"half")
-    snapshots = Snapshots(DiskStorage(copied, folder / "disk", rank=3), every=8, keep=2)
+    snapshots = Snapshots(DiskStorage(copied, folder / "stuck", rank=3), every=8, keep=2)
     snapshots.begin(5)
     half = Parameter(Tensor(np.ones(8), ms.bfloat16), name="half")
     halves = MemoryStorage((half,))

@@ -38,6 +38,7 @@ from mindtune.policies.decisions import (
     SetLearningRateScale,
     SetLossScale,
     SetMicroBatch,
+    SetSkipThreshold,
 )
 from mindtune.policies.detectors import DetectorThresholds
 from mindtune.policies.engine import Engine, _Seat, build_engine
@@ -697,3 +698,83 @@ def test_the_controller_loads_no_framework():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# Endings --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("broken", ["model signals", "probe", "step", "watchdog"])
+def test_whatever_fails_to_close_the_rest_closes_and_the_result_says_so(tmp_path, broken):
+    made = Run(tmp_path, scripted({}), watchdog=True).train(2.0, 2.0)
+    session, closed = made.session, []
+
+    def part(name, inner=lambda: None):
+        def close(*_):
+            closed.append(name)
+            inner()
+            if name == broken:
+                raise RuntimeError(f"{name} did not close")
+
+        return close
+
+    session._model_signals = SimpleNamespace(end=part("model signals"))
+    session._faults = SimpleNamespace(remove=part("faults"))
+    session._probe.stop = part("probe", session._probe.stop)
+    session._watchdog.stop = part("watchdog", session._watchdog.stop)
+    session._adapter.watch_own_time = part("step")
+    with pytest.raises(RuntimeError, match=f"{broken} did not close"):
+        session.end()
+    assert sorted(closed) == ["faults", "model signals", "probe", "step", "watchdog"]
+    result = read_document(RunResult, made.folder.result)
+    assert (result.outcome, result.steps) == ("crash", 2)
+    assert f"{broken} did not close" in result.message
+
+
+def test_a_state_that_cannot_be_kept_costs_no_result(tmp_path, monkeypatch):
+    made = Run(tmp_path, scripted({})).train(2.0)
+    monkeypatch.setattr(made.session, "state", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made.session.end()
+    assert read_document(RunResult, made.folder.result).steps == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "together", "leaves"),
+    [
+        ("observe", {}, True),
+        ("act", {}, False),
+        # What is measured on all ranks at once, by collectives or by the user's own.
+        ("observe", {"eval_fn": lambda: 1.0}, False),
+        ("observe", {"model_signals": SimpleNamespace()}, False),
+        ("observe", {"faults": SimpleNamespace()}, False),
+    ],
+)
+def test_one_rank_of_several_leaves_only_what_it_does_alone(tmp_path, mode, together, leaves):
+    step = SimulatedStep(world_size=2)
+    session = LiveSession(
+        LiveSettings(watchdog=WatchdogSection(enabled=False)),
+        Workload(eval_fn=together.get("eval_fn")),
+        OwnStep(step, acts=mode == "act", job_size=2),
+        scripted({}, mode=mode),
+        machine=Machine(rank=1, num_ranks=2),
+        **{name: part for name, part in together.items() if name != "eval_fn"},
+    )
+    step.sent = [1.0] * NUM_HOST_SIGNALS
+    assert session.abandon(RuntimeError("a bug")) is leaves
+    if leaves:
+        # The others are not told its last times for ever.
+        assert all(map(math.isnan, step.sent))
+
+
+def test_a_threshold_that_nobody_moves_any_more_skips_no_update(tmp_path):
+    made = Run(tmp_path, scripted({})).train(2.0)
+    actuators = made.session._adapter.actuators
+    made.step.set_skip_threshold(7.0)  # the user's own
+    actuators.take_over(frozenset())
+    assert made.step.knobs["skip_threshold"] == 7.0
+    actuators.apply(SetSkipThreshold(5.0))
+    actuators.take_over(frozenset({"skip_threshold"}))
+    assert made.step.knobs["skip_threshold"] == 5.0
+    assert made.session.abandon(RuntimeError("a bug"))
+    assert made.step.knobs["skip_threshold"] is None
+    assert "skip_threshold" not in actuators.values()

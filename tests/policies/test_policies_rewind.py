@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 
 import pytest
 
+from mindtune.policies.arbiter_state import ArbiterState
 from mindtune.policies.decisions import RequestStop, Rewind, SetLearningRateScale
+from mindtune.policies.ledger import without_rewind
 from mindtune.policies.settings import PolicySettings
 from mindtune.policies.signals import Observation
 
@@ -252,3 +255,24 @@ def test_a_rewind_that_could_not_be_carried_out_counts_for_nothing(start) -> Non
     assert run.set_points(SetLearningRateScale) == []
     assert run.events(RequestStop) == [(110, "non-finite-loss")]
     assert "Last actions" not in run.grants[-1][1].diagnosis
+
+
+def test_what_ended_a_run_ends_it_again_after_it_was_resumed(start) -> None:
+    run = start()
+    drive(run, [*noise(2, 0.03, 100), *[NAN] * 20])
+    stops = [event for _, event in run.events(RequestStop)]
+    assert len(stops) == 1
+    document = json.loads(json.dumps(run.state.to_json(), allow_nan=False))
+    again = start()
+    again.state = again.engine.from_json(document, again.state.facts).state
+    drive(again, [NAN] * 20, first=121)
+    assert [event for _, event in again.events(RequestStop)] == stops
+
+
+def test_only_the_return_that_was_not_carried_out_is_taken_from_the_told_actions() -> None:
+    told = ("step 3: rewind returned to an earlier state", "step 9: a set b from 1 to 2")
+    state = ArbiterState(history=(*told, told[0], "step 9: c set d from 1 to 2"), rewound_step=9)
+    after = without_rewind(state)
+    assert after.rewound_step is None
+    assert after.history == (*told, "step 9: c set d from 1 to 2")
+    assert without_rewind(ArbiterState(history=told[1:])).history == told[1:]

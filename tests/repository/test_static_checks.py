@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("controller", "policies", "search", "experiments")
-MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+PACKAGES = ("controller", "policies", "search", "experiments")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 
 
 @pytest.fixture(scope="module")
 def link_tree():
-    """Give the checkers real paths `mindtune/<room>`: they do not run import hooks."""
+    """Give the checkers real paths `mindtune/<package>`: they do not run import hooks."""
     folder = ROOT / "build" / "namespace" / "mindtune"
     folder.mkdir(parents=True, exist_ok=True)
-    for room in ROOMS:
-        link = folder / room
+    for package in PACKAGES:
+        link = folder / package
         if not link.is_symlink():
-            link.symlink_to(Path("..", "..", "..", room))
+            link.symlink_to(Path("..", "..", "..", package))
     return folder.parent
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("controller", "policies", "search", "experiments")
+PACKAGES = ("controller", "policies", "search", "experiments")
 DATA = {".py", ".yaml", ".json", ".jsonl", ".csv", ".html", ".typed", ".md", ".css", ".c"}
 
 
@@ -17,7 +17,7 @@ DATA = {".py", ".yaml", ".json", ".jsonl", ".csv", ".html", ".typed", ".md", ".c
 def test_wheel_holds_the_tree_and_nothing_else(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
-    for name in (*ROOMS, "pyproject.toml", "README.md", "LICENSE"):
+    for name in (*PACKAGES, "pyproject.toml", "README.md", "LICENSE"):
         path = ROOT / name
         ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
         if path.is_dir():
@@ -36,8 +36,8 @@ def test_wheel_holds_the_tree_and_nothing_else(tmp_path):
     }
     expected = {
         f"mindtune/{path.relative_to(source).as_posix()}"
-        for room in ROOMS
-        for path in (source / room).rglob("*")
+        for package in PACKAGES
+        for path in (source / package).rglob("*")
         if path.is_file() and path.suffix in DATA and "build" not in path.parts
     }
     assert held == expected

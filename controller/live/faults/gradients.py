@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 from typing_extensions import assert_never
@@ -115,11 +116,12 @@ def _times(gradients: tuple[Any, ...], factor: float) -> tuple[Any, ...]:
 
 def _turned(gradient: Any, factor: float, draw: np.random.Generator) -> Any:
     """Return a gradient of `factor` times the norm, in a direction of its own."""
-    values = gradient.asnumpy()
+    # NumPy has no bfloat16.
+    values = gradient.astype(ms.float32).asnumpy()
     noise = draw.standard_normal(values.shape)
     length = float(np.linalg.norm(noise))
     scale = factor * float(np.linalg.norm(values)) / length if length else 0.0
-    return Tensor((noise * scale).astype(values.dtype))
+    return Tensor((noise * scale).astype(np.float32), gradient.dtype)
 
 
 def _index(fault: NanGradient, names: Sequence[str]) -> int:
