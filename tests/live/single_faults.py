@@ -11,13 +11,16 @@ import time
 from pathlib import Path
 
 import mindspore as ms
+import numpy as np
 from mindspore import nn
 from mindspore.train import Model
 from single_callback import FIXED_BATCH, adam, dataset, decisions_of, result_of
 from step_toys import Net
 
 from mindtune.controller import TrainStep, TuneCallback, tune_loop
+from mindtune.controller.contract.fault_plan import PoisonedBatch
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.live.faults.gradients import GradientFaults
 from mindtune.controller.live.loss_scale import LossScale
 from mindtune.controller.records import read_signals
 
@@ -125,6 +128,18 @@ def loop():
         for batch in tune.batches(dataset(6).create_tuple_iterator()):
             tune.apply(*grad(*batch))
     return {"rows": rows_of("loop"), "result": result_of("loop")}
+
+
+def half():
+    """A gradient in bfloat16, as a hand-written loop may have."""
+    poison = PoisonedBatch(kind="poisoned_batch", first_step=1, factor=100.0)
+    hook = GradientFaults(
+        [poison], names=["weight"], rank=0, loss_scale=lambda: 1.0, ahead=lambda: 0
+    )
+    gradient = ms.Tensor(np.full((4, 4), 0.5, np.float32), ms.bfloat16)
+    _, (spoilt,) = hook(1, ms.Tensor(1.0), (gradient,))
+    norm = float(np.linalg.norm(spoilt.astype(ms.float32).asnumpy()))
+    return {"type": str(spoilt.dtype), "norm": norm}
 
 
 def main():

@@ -32,7 +32,7 @@ def run(folder, mode, *scenarios):
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory):
     folder = tmp_path_factory.mktemp("graph")
-    return run(folder, "graph", "numeric", "around", "full", "refused", "loop")
+    return run(folder, "graph", "numeric", "around", "full", "refused", "loop", "half")
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +164,8 @@ def test_a_hand_written_loop_has_them_too(graph):
     assert math.isfinite(rows[3]["loss"])
     assert rows[5]["data_time_s"] >= 0.3
     assert len(graph["loop"]["result"]["planted_faults"]) == 2
+
+
+def test_a_gradient_in_bfloat16_is_poisoned_and_stays_one(graph):
+    assert graph["half"]["type"] == "BFloat16"
+    assert graph["half"]["norm"] == pytest.approx(200, rel=0.01)
