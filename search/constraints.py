@@ -1,24 +1,20 @@
-"""Which configs of a space can work, and under which rule each other one falls.
-
-Theory of operation: rules are asked in the order of `RULES`, and a config counts under the first
-that fails. The walk fixes one knob after the other and asks a rule as soon as all knobs that it
-reads are fixed, but never before the rules in front of it have passed. A failure then holds for
-every config below that point, which are counted and not visited: that is what makes 10^6 configs
-a matter of seconds. The order in which knobs are fixed therefore follows the rules, not the user;
-counts do not depend on it.
-"""
+"""Which configs of a space can work, and under which rule each other one falls."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
 
-from mindtune.search.advice import advice
+from mindtune.search.advice import ADVICE, advice
+from mindtune.search.conflict import Conflict, smallest_conflict
 from mindtune.search.cost_model import CostModel, Prediction
-from mindtune.search.knobs import Config, knob_text
-from mindtune.search.rules import RULES, Rule
+from mindtune.search.knobs import Config, KnobValue, knob_text
+from mindtune.search.rules import RULES
 from mindtune.search.space import Space
+from mindtune.search.walk import walk
 
 __all__ = [
     "NOT_LISTED",
@@ -37,7 +33,7 @@ NOT_LISTED = "the space does not list this config"
 
 @dataclass(frozen=True)
 class RuleCount:
-    """How many configs a rule rejected, with the reason of the first."""
+    """How many configs a rule rejects, or advice speaks against, with the reason of one."""
 
     rule: str
     count: int
@@ -66,7 +62,9 @@ class SpaceReport:
     rejected: tuple[RuleCount, ...]
     """One entry per rule, in the order in which they are asked."""
     configs: tuple[FeasibleConfig, ...]
-    """Best predicted first; where nothing is predicted, least advice first."""
+    """Best predicted first; among equals, least advice first."""
+    advice: tuple[RuleCount, ...] = ()
+    """How many of the feasible configs each piece of advice speaks against."""
 
     @property
     def feasible(self) -> int:
@@ -78,18 +76,15 @@ class SpaceReport:
         """Hashes of the feasible configs."""
         return frozenset(self.space.key(entry.config) for entry in self.configs)
 
+    @cached_property
+    def conflict(self) -> Conflict | None:
+        """The smallest set of rules that emptied the space; None where something is left."""
+        return None if self.configs else smallest_conflict(self.space, self.cost)
+
     @property
     def emptied_by(self) -> str | None:
-        """Why nothing is left, naming the rule that took the last; None where something is."""
-        if self.configs:
-            return None
-        fired = [entry for entry in self.rejected if entry.count]
-        last = fired[-1]
-        before = ", ".join(f"{entry.rule} {entry.count}" for entry in fired[:-1])
-        return (
-            f"no config of {self.total} is feasible: {last.rule} rejects the last {last.count}"
-            f"{f' (before it: {before})' if before else ''}; e.g. {last.reason}."
-        )
+        """Why nothing is left, naming the rules; None where something is."""
+        return None if self.conflict is None else self.conflict.text(self.total)
 
 
 @dataclass(frozen=True)
@@ -112,18 +107,37 @@ def check(space: Space, cost: CostModel | None = None) -> SpaceReport:
         cost: Cost model; None: the formulas without corrections.
     """
     model = cost or CostModel(space.facts)
-    tally = _Tally([0] * len(RULES), [None] * len(RULES))
-    walk = _listed(space, model, tally) if space.candidates is not None else None
-    feasible = [
-        _judged(config, space, model) for config in walk or _Walk(space, model, tally).run()
-    ]
-    feasible.sort(key=_order)
+    rejected = _Tally(len(RULES))
+    judge = _Judge(space, model)
+    feasible = [judge(config) for config in walk(space, model, RULES, rejected.add)]
+    feasible.sort(key=lambda judged: judged[0])
     return SpaceReport(
         space=space,
         cost=model,
         total=space.total,
-        rejected=tally.counts(space, model),
-        configs=tuple(feasible),
+        rejected=tuple(
+            RuleCount(
+                rule.name,
+                count,
+                rule.summary
+                if example is None
+                else rule.check(space.complete(example), model) or rule.summary,
+                example,
+            )
+            for rule, count, example in rejected.rows(RULES)
+        ),
+        configs=tuple(entry for _, entry in feasible),
+        advice=tuple(
+            RuleCount(
+                soft.name,
+                count,
+                soft.summary
+                if example is None
+                else soft.advise(space.complete(example), model) or soft.summary,
+                example,
+            )
+            for soft, count, example in judge.spoken.rows(ADVICE)
+        ),
     )
 
 
@@ -163,90 +177,47 @@ def first_failure(config: Config, cost: CostModel) -> str | None:
     return None
 
 
-def _order(entry: FeasibleConfig) -> tuple[float, int]:
-    time = entry.prediction.step_time_s
-    return (math.inf if time is None else time, entry.num_advice)
+_Row = TypeVar("_Row")
 
 
-def _judged(config: Config, space: Space, model: CostModel) -> FeasibleConfig:
-    complete = space.complete(config)
-    prediction = model.predict(complete)
-    count = 0 if prediction.step_time_s is not None else len(advice(complete, model))
-    return FeasibleConfig(config, prediction, count)
-
-
-@dataclass
 class _Tally:
-    counts_by_rule: list[int]
-    examples: list[Config | None]
+    """Counts and the first example, by the index of a rule."""
+
+    def __init__(self, size: int) -> None:
+        self._counts = [0] * size
+        self._examples: list[Config | None] = [None] * size
 
     def add(self, rule: int, count: int, example: Config) -> None:
-        self.counts_by_rule[rule] += count
-        if self.examples[rule] is None:
-            self.examples[rule] = dict(example)
+        self._counts[rule] += count
+        if self._examples[rule] is None:
+            self._examples[rule] = dict(example)
 
-    def counts(self, space: Space, model: CostModel) -> tuple[RuleCount, ...]:
-        return tuple(
-            RuleCount(
-                rule.name,
-                count,
-                rule.summary
-                if example is None
-                else rule.check(space.complete(example), model) or rule.summary,
-                example,
-            )
-            for rule, count, example in zip(RULES, self.counts_by_rule, self.examples, strict=True)
-        )
+    def rows(self, rules: Sequence[_Row]) -> Iterator[tuple[_Row, int, Config | None]]:
+        """Yield every rule with its count and example."""
+        return zip(rules, self._counts, self._examples, strict=True)
 
 
-def _listed(space: Space, model: CostModel, tally: _Tally) -> Iterator[Config]:
-    """Yield the feasible ones of an explicit list."""
-    for config in space.configs():
-        complete = space.complete(config)
-        for index, rule in enumerate(RULES):
-            if rule.check(complete, model) is not None:
-                tally.add(index, 1, config)
-                break
-        else:
-            yield config
+class _Judge:
+    """Predicts feasible configs and asks advice, once per combination of the knobs it reads."""
 
+    def __init__(self, space: Space, cost: CostModel) -> None:
+        self.spoken = _Tally(len(ADVICE))
+        self._space, self._cost = space, cost
+        self._known: list[dict[tuple[KnobValue | None, ...], bool]] = [{} for _ in ADVICE]
 
-class _Walk:
-    """Depth-first walk over the product of the choices; see the theory of operation above."""
-
-    def __init__(self, space: Space, model: CostModel, tally: _Tally) -> None:
-        self._model = model
-        self._tally = tally
-        self._space = space
-        read_order = [name for rule in RULES for name in rule.reads if name in space.choices]
-        self._names = tuple(dict.fromkeys([*read_order, *space.choices]))
-        depth = {name: index for index, name in enumerate(self._names, 1)}
-        self._known_at = [max((depth.get(n, 0) for n in rule.reads), default=0) for rule in RULES]
-        sizes = [len(space.choices[name]) for name in self._names]
-        self._below = [math.prod(sizes[index:]) for index in range(len(sizes) + 1)]
-        self._config: Config = space.complete(
-            {name: values[0] for name, values in space.choices.items()}
-        )
-
-    def run(self) -> Iterator[Config]:
-        """Yield the feasible configs."""
-        yield from self._visit(0, 0)
-
-    def _visit(self, depth: int, rule: int) -> Iterator[Config]:
-        while rule < len(RULES) and self._known_at[rule] <= depth:
-            if self._asked(RULES[rule]) is not None:
-                self._tally.add(rule, self._below[depth], self._space.named(self._config))
-                return
-            rule += 1
-        if depth == len(self._names):
-            yield self._space.named(self._config)
-            return
-        name = self._names[depth]
-        for value in self._space.choices[name]:
-            self._config[name] = value
-            yield from self._visit(depth + 1, rule)
-        # Knobs that are not fixed yet show their first choice, so that examples are real configs.
-        self._config[name] = self._space.choices[name][0]
-
-    def _asked(self, rule: Rule) -> str | None:
-        return rule.check(self._config, self._model)
+    def __call__(self, config: Config) -> tuple[tuple[float, int], FeasibleConfig]:
+        complete = self._space.complete(config)
+        speaking = 0
+        for index, soft in enumerate(ADVICE):
+            known = self._known[index]
+            key = tuple(map(complete.get, soft.reads))
+            if key not in known:
+                known[key] = soft.advise(complete, self._cost) is not None
+            if known[key]:
+                self.spoken.add(index, 1, config)
+                speaking += 1
+        cost = self._cost.relative_cost(complete)
+        # Costs that differ by rounding are equal: advice decides.
+        level = math.inf if not cost else round(math.log(cost), 9)
+        entry = FeasibleConfig(config, self._cost.predict(complete), speaking)
+        return (level, speaking), entry

@@ -20,7 +20,8 @@ from mindtune.search.time_model import TimeParts, time_parts
 __all__ = ["COST_KNOBS", "CostModel", "Measurement", "Prediction", "calibrate"]
 
 COST_KNOBS = (
-    *DEGREES, "expert_parallel", "pp_interleave_num", "use_seq_parallel", "micro_batch_size",
+    *DEGREES, "expert_parallel", "pp_interleave_num", "offset", "use_seq_parallel",
+    "micro_batch_size",
     "optimizer_sharding", "precision", "recompute", "optimizer_offload", "gradient_compression",
     "comm_overlap",
 )  # fmt: skip

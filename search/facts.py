@@ -77,7 +77,14 @@ class Limits:
     max_recompute_share: float | None = None
     """Largest share of a step's compute that recomputation may take."""
     min_micro_batches_per_stage: int | None = None
+    max_micro_batches_per_stage: int | None = None
+    min_compression: float | None = None
+    """Least factor by which a gradient compression shrinks float32 gradients."""
+    min_overlap_headroom: float | None = None
+    """Least share of the device memory that is free where communication overlaps."""
     tensor_parallel_inside_node: bool = False
+    vocab_divisible: bool = False
+    """The vocabulary must divide over the tensor parallel ranks without padding."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mindtune.search.errors import SearchError
+from mindtune.search.stage_list import parse_stage_list, stage_list_text
 
 __all__ = ["DERIVED", "ENV_PREFIX", "KNOBS", "Config", "Knob", "KnobValue", "canonical",
            "describe", "differences", "knob", "knob_text"]  # fmt: skip
@@ -95,10 +96,40 @@ def _parametrized(prefix: str, number: str, hint: str) -> str:
     return f"{prefix}:{int(value)}"
 
 
+_STAGE_KINDS = ("layers", "selective")
+"""Kinds of recomputation that a list per stage can say: whole layers, or attention alone."""
+
+
 def _recompute(value: object) -> KnobValue:
-    text = _choice("none", "selective", "full", patterns={"interval": "K"})(value)
-    # Recomputing every block and every first block are the same config.
-    return "full" if text == "interval:1" else text
+    kind, _, numbers = str(value).strip().lower().partition(":")
+    listed: object
+    if isinstance(value, (list, tuple)):
+        kind, listed = "layers", value
+    elif kind in _STAGE_KINDS and numbers:
+        listed = numbers
+    else:
+        hint = {"interval": "K", "layers": "A/B/...", "selective": "A/B/..."}
+        text = _choice("none", "selective", "full", patterns=hint)(value)
+        # Recomputing every block and every first block are the same config.
+        return "full" if text == "interval:1" else text
+    try:
+        rows = parse_stage_list(listed)
+    except ValueError as error:
+        raise ValueError(f"{kind} {error}") from None
+    if min(map(min, rows)) < 0:
+        raise ValueError(f"{kind} must hold numbers of layers of at least 0")
+    return f"{kind}:{stage_list_text(rows)}" if any(map(any, rows)) else "none"
+
+
+def _offset(value: object) -> KnobValue:
+    if value in (0, None, "none") or (isinstance(value, str) and value.strip() == "0"):
+        return "even"
+    if isinstance(value, str) and value.strip().lower() in {"even", "balanced"}:
+        return value.strip().lower()
+    if isinstance(value, (int, float)):
+        raise ValueError("must be even, balanced, or a list with one number per stage")  # noqa: TRY004
+    rows = parse_stage_list(value)
+    return stage_list_text(rows) if any(map(any, rows)) else "even"
 
 
 def _text(value: object) -> KnobValue:
@@ -122,6 +153,9 @@ KNOBS: dict[str, Knob] = {
         Knob("model_parallel", "ranks that share each layer (tensor parallel)", _count(1), 1),
         Knob("pipeline_stage", "stages that the layers are spread over", _count(1), 1),
         Knob("pp_interleave_num", "model chunks per pipeline stage", _count(1), 1, (1, 2)),
+        Knob("offset", "where the layers beyond an even split go: even (there are none), balanced "
+             "(to stages in the middle), or how many to each stage, such as 0/1/1/0",
+             _offset, "even", ("even", "balanced")),
         Knob("context_parallel", "ranks that share each sequence", _count(1), 1),
         Knob("expert_parallel", "ranks, inside data parallel, that share the experts",
              _count(1), 1),

@@ -6,11 +6,17 @@ parallelism: expert_parallel never multiplies the number of devices.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from mindtune.search.facts import StudyFacts
 from mindtune.search.knobs import Config
+from mindtune.search.stage_list import StageList, column_sums, parse_stage_list
 
 __all__ = [
     "DEGREES",
+    "balanced_offset",
+    "chunk_layers",
+    "compression_factor",
     "context_parallel",
     "data_parallel",
     "expert_parallel",
@@ -20,11 +26,15 @@ __all__ = [
     "micro_batch_size",
     "model_parallel",
     "num_ranks",
+    "offset_rows",
+    "padded_vocabulary",
     "pipeline_bubble",
     "pipeline_stage",
     "precision",
     "recompute_overhead",
     "recompute_share",
+    "repeated_layers",
+    "stage_layers",
 ]
 
 DEGREES = ("data_parallel", "model_parallel", "pipeline_stage", "context_parallel")
@@ -83,9 +93,72 @@ def micro_batch_num(config: Config, facts: StudyFacts) -> int | None:
     return None if rest else rounds
 
 
+def balanced_offset(num_layers: int, stages: int, chunks: int) -> StageList:
+    """Return the layers beyond an even split, at most one per chunk, away from both ends.
+
+    They go to the last stage but one first, then to those before it: a later stage holds fewer
+    micro-batches (1F1B), and the last one has the output layer besides.
+    """
+    order = [*range(stages - 2, -1, -1), stages - 1]
+    rows = [[0] * stages for _ in range(chunks)]
+    for number in range(num_layers % (stages * chunks)):
+        rows[number // stages][order[number % stages]] = 1
+    return tuple(map(tuple, rows))
+
+
+def offset_rows(config: Config, num_layers: int) -> StageList:
+    """Return the layers of every chunk and stage beyond an even split."""
+    offset, stages, chunks = str(config["offset"]), pipeline_stage(config), interleave(config)
+    if offset == "even":
+        return ((0,) * stages,) * chunks
+    if offset == "balanced":
+        return balanced_offset(num_layers, stages, chunks)
+    return parse_stage_list(offset)
+
+
+def chunk_layers(config: Config, num_layers: int) -> StageList:
+    """Return the layers of every chunk (row) and stage (column).
+
+    As in MindFormers: num_layers // (stages x chunks) plus the offset. The sum is num_layers only
+    where the rule `layers_per_stage` holds.
+    """
+    share = num_layers // (pipeline_stage(config) * interleave(config))
+    rows = offset_rows(config, num_layers)
+    return tuple(tuple(share + extra for extra in row) for row in rows)
+
+
+@lru_cache(maxsize=4096)
+def _stage_layers(offset: str, stages: int, chunks: int, num_layers: int) -> tuple[int, ...]:
+    config: Config = {
+        "offset": offset, "pipeline_stage": stages, "pp_interleave_num": chunks,
+    }  # fmt: skip
+    return column_sums(chunk_layers(config, num_layers))
+
+
+def stage_layers(config: Config, num_layers: int) -> tuple[int, ...]:
+    """Return the layers of every pipeline stage, over its chunks."""
+    return _stage_layers(
+        str(config["offset"]), pipeline_stage(config), interleave(config), num_layers
+    )
+
+
 def layers_per_stage(config: Config, num_layers: int) -> float:
-    """Return the layers of one pipeline stage."""
-    return num_layers / pipeline_stage(config)
+    """Return the layers of the pipeline stage that has the most: it sets the pace."""
+    if config["offset"] == "even":
+        return num_layers / pipeline_stage(config)
+    return float(max(stage_layers(config, num_layers)))
+
+
+def repeated_layers(config: Config, num_layers: int) -> tuple[tuple[float, float], ...]:
+    """Return, per pipeline stage, the layers repeated whole and those whose attention is."""
+    kind, _, detail = str(config["recompute"]).partition(":")
+    layers = stage_layers(config, num_layers)
+    if kind == "none":
+        return ((0.0, 0.0),) * len(layers)
+    if kind in ("full", "interval"):
+        return tuple((count / int(detail or 1), 0.0) for count in layers)
+    counts = column_sums(parse_stage_list(detail)) if detail else layers
+    return tuple((float(n), 0.0) if kind == "layers" else (0.0, float(n)) for n in counts)
 
 
 def pipeline_bubble(config: Config, facts: StudyFacts) -> float:
@@ -113,6 +186,23 @@ def recompute_share(config: Config, facts: StudyFacts) -> float | None:
     """Return the share of a step's FLOPs that recomputation takes; None without a model."""
     overhead = recompute_overhead(config, facts)
     return None if overhead is None else overhead / (1.0 + overhead)
+
+
+def padded_vocabulary(vocab_size: int, tensor: int) -> int:
+    """Return the vocabulary padded to a multiple of 128 x tensor parallel, as by Megatron-LM."""
+    multiple = 128 * tensor
+    return -(-vocab_size // multiple) * multiple
+
+
+def compression_factor(method: str) -> float | None:
+    """Return how many times fewer bytes than float32 gradients a method sends; None: no method.
+
+    A kept entry of `topk:R` is a float32 value and an int32 index.
+    """
+    kind, _, ratio = method.partition(":")
+    if kind == "topk":
+        return 1 / (2 * float(ratio))
+    return {"float16": 2.0, "int8": 4.0}.get(kind)
 
 
 def precision(config: Config, facts: StudyFacts) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mindtune.search.errors import SearchError
+from mindtune.search.stage_list import parse_stage_list
 
 __all__ = ["BACKWARD_TO_FORWARD", "LayerFlops", "ModelShape", "recomputed_layers"]
 
@@ -184,8 +185,10 @@ class ModelShape:
             recompute: Canonical value of the knob. `interval:K` repeats every K-th layer;
                 `selective` repeats the attention core (Korthikanti et al., arXiv 2205.05198).
         """
-        if recompute == "selective":
-            return self.num_layers * self.layer_flops.attention_core
+        kind, _, listed = recompute.partition(":")
+        if kind == "selective":
+            layers = _listed_layers(listed) if listed else self.num_layers
+            return layers * self.layer_flops.attention_core
         return recomputed_layers(recompute, self.num_layers) * self.layer_flops.total
 
 
@@ -193,5 +196,11 @@ def recomputed_layers(recompute: str, num_layers: int) -> int:
     """Return how many of `num_layers` layers are repeated as a whole."""
     if recompute == "full":
         return num_layers
-    kind, _, interval = recompute.partition(":")
-    return num_layers // int(interval) if kind == "interval" else 0
+    kind, _, detail = recompute.partition(":")
+    if kind == "layers":
+        return _listed_layers(detail)
+    return num_layers // int(detail) if kind == "interval" else 0
+
+
+def _listed_layers(listed: str) -> int:
+    return sum(map(sum, parse_stage_list(listed)))

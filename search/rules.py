@@ -6,31 +6,14 @@ add one, write the function and one line in `RULES`; `reads` names every knob it
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from mindtune.search import layout
+from mindtune.search.advice import ADVICE
 from mindtune.search.cost_model import COST_KNOBS, CostModel
 from mindtune.search.knobs import Config, knob_text
+from mindtune.search.pipeline_rules import PIPELINE_RULES, RECOMPUTE_RULES
+from mindtune.search.rule import Check, Rule, size_text
 
-__all__ = ["RULES", "Rule"]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One hard rule."""
-
-    name: str
-    summary: str
-    """The rule in words, for a report in which it never fired."""
-    reads: tuple[str, ...]
-    """Knobs that decide it; the rule is asked as soon as they are known."""
-    check: Callable[[Config, CostModel], str | None]
-    """Complete config, cost model -> why the config cannot work; None: it can."""
-
-
-_BATCH = ("data_parallel", "micro_batch_size")
-_PIPELINE = (*_BATCH, "pipeline_stage")
+__all__ = ["RULES"]
 
 
 def _degrees_fill_cluster(config: Config, cost: CostModel) -> str | None:
@@ -64,7 +47,7 @@ def _not_divisible(what: str, size: int, by: str, degree: int) -> str | None:
     return f"{what} = {size} must be a multiple of {by} = {degree}"
 
 
-def _divided_by_model_parallel(what: str) -> Callable[[Config, CostModel], str | None]:
+def _divided_by_model_parallel(what: str) -> Check:
     def check(config: Config, cost: CostModel) -> str | None:
         model = cost.facts.model
         if model is None:
@@ -75,42 +58,6 @@ def _divided_by_model_parallel(what: str) -> Callable[[Config, CostModel], str |
         return _not_divisible(what, size, "model_parallel", layout.model_parallel(config))
 
     return check
-
-
-def _layers_per_stage(config: Config, cost: CostModel) -> str | None:
-    model = cost.facts.model
-    if model is None:
-        return None
-    stages, chunks = layout.pipeline_stage(config), layout.interleave(config)
-    if model.num_layers >= stages * chunks and model.num_layers % (stages * chunks) == 0:
-        return None
-    return (
-        f"num_layers = {model.num_layers} must be a multiple of pipeline_stage x "
-        f"pp_interleave_num = {stages} x {chunks} = {stages * chunks}"
-    )
-
-
-def _interleave_needs_pipeline(config: Config, cost: CostModel) -> str | None:
-    stages, chunks = layout.pipeline_stage(config), layout.interleave(config)
-    if chunks == 1:
-        return None
-    if stages == 1:
-        return f"pp_interleave_num = {chunks} needs pipeline_stage > 1, but it is 1"
-    rounds = layout.micro_batch_num(config, cost.facts)
-    if rounds is not None and rounds % stages:
-        return (
-            f"with pp_interleave_num = {chunks}, micro_batch_num = {rounds} must be a multiple of "
-            f"pipeline_stage = {stages}"
-        )
-    return None
-
-
-def _micro_batches_fill_pipeline(config: Config, cost: CostModel) -> str | None:
-    stages = layout.pipeline_stage(config)
-    rounds = layout.micro_batch_num(config, cost.facts)
-    if rounds is None or rounds >= stages:
-        return None
-    return f"micro_batch_num = {rounds} must be at least pipeline_stage = {stages}"
 
 
 def _sequence_per_context_rank(config: Config, cost: CostModel) -> str | None:
@@ -150,18 +97,6 @@ def _experts_inside_data_parallel(config: Config, cost: CostModel) -> str | None
     if model is None or model.num_experts is None:
         return None
     return _not_divisible("num_experts", model.num_experts, "expert_parallel", experts)
-
-
-def _recompute_interval(config: Config, cost: CostModel) -> str | None:
-    kind, _, interval = str(config["recompute"]).partition(":")
-    if kind != "interval" or cost.facts.model is None:
-        return None
-    if int(interval) <= cost.facts.model.num_layers:
-        return None
-    return (
-        f"recompute = interval:{interval} repeats every {interval}th layer, but num_layers = "
-        f"{cost.facts.model.num_layers}: it would repeat none"
-    )
 
 
 def _sharding_needs_data_parallel(config: Config, _cost: CostModel) -> str | None:
@@ -228,42 +163,6 @@ def _offload_needs_device(config: Config, cost: CostModel) -> str | None:
     return "optimizer_offload = true has no effect on device cpu: its memory is the host's"
 
 
-def _tensor_parallel_inside_node(config: Config, cost: CostModel) -> str | None:
-    tensor, node = layout.model_parallel(config), cost.facts.cluster.node_size
-    if not cost.facts.limits.tensor_parallel_inside_node or node % tensor == 0:
-        return None
-    return (
-        f"model_parallel = {tensor} must divide devices_per_node = {node}, since "
-        "tensor_parallel_inside_node is set"
-    )
-
-
-def _micro_batches_per_stage(config: Config, cost: CostModel) -> str | None:
-    least, stages = cost.facts.limits.min_micro_batches_per_stage, layout.pipeline_stage(config)
-    rounds = layout.micro_batch_num(config, cost.facts)
-    if least is None or stages == 1 or rounds is None or rounds >= least * stages:
-        return None
-    return (
-        f"micro_batch_num = {rounds} must be at least min_micro_batches_per_stage x "
-        f"pipeline_stage = {least} x {stages} = {least * stages}"
-    )
-
-
-def _max_pipeline_bubble(config: Config, cost: CostModel) -> str | None:
-    most = cost.facts.limits.max_pipeline_bubble
-    bubble = layout.pipeline_bubble(config, cost.facts)
-    if most is None or bubble <= most:
-        return None
-    return f"pipeline bubble = {bubble:.3f} of the step must be at most {most:g}"
-
-
-def _max_recompute_share(config: Config, cost: CostModel) -> str | None:
-    most, share = cost.facts.limits.max_recompute_share, layout.recompute_share(config, cost.facts)
-    if most is None or share is None or share <= most:
-        return None
-    return f"recompute share = {share:.3f} of the step's FLOPs must be at most {most:g}"
-
-
 def _memory(config: Config, cost: CostModel) -> str | None:
     limit = cost.memory_limit
     predicted = cost.memory_bytes(config) if limit is not None else None
@@ -271,23 +170,21 @@ def _memory(config: Config, cost: CostModel) -> str | None:
         return None
     share = cost.facts.limits.memory_utilization or 1.0
     return (
-        f"predicted memory = {_size(predicted)} must be at most memory_utilization x "
-        f"device_memory = {share:g} x {_size(cost.facts.cluster.device_memory or 0)}"
+        f"predicted memory = {size_text(predicted)} must be at most memory_utilization x "
+        f"device_memory = {share:g} x {size_text(cost.facts.cluster.device_memory or 0)}"
     )
 
 
-def _size(size_bytes: float) -> str:
-    return f"{size_bytes / 2**30:.1f}GB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f}MB"
-
-
 _BY_TENSOR = ("model_parallel",)
+_HARD = {soft.name: soft.hard for soft in ADVICE}
+"""Advice as the rules that they are where `constraints` set their limit."""
 
 RULES: tuple[Rule, ...] = (
     Rule("degrees_fill_cluster", "the degrees' product is the number of devices",
          layout.DEGREES, _degrees_fill_cluster),
     Rule("micro_batch_identity",
          "global_batch_size = data_parallel x micro_batch_size x micro_batch_num, all whole",
-         _BATCH, _micro_batch_identity),
+         ("data_parallel", "micro_batch_size"), _micro_batch_identity),
     Rule("heads_divisible", "model_parallel divides num_heads",
          _BY_TENSOR, _divided_by_model_parallel("num_heads")),
     Rule("kv_heads_divisible", "model_parallel divides num_kv_heads",
@@ -296,23 +193,12 @@ RULES: tuple[Rule, ...] = (
          _BY_TENSOR, _divided_by_model_parallel("hidden_size")),
     Rule("intermediate_divisible", "model_parallel divides the MLP's width",
          _BY_TENSOR, _divided_by_model_parallel("intermediate_size")),
-    Rule("vocab_divisible", "model_parallel divides vocab_size (pad the vocabulary)",
-         _BY_TENSOR, _divided_by_model_parallel("vocab_size")),
-    Rule("tensor_parallel_inside_node",
-         "tensor parallel groups lie inside a node, if constraints say so",
-         _BY_TENSOR, _tensor_parallel_inside_node),
-    Rule("layers_per_stage", "every stage and chunk has the same whole number of layers",
-         ("pipeline_stage", "pp_interleave_num"), _layers_per_stage),
-    Rule("micro_batches_fill_pipeline", "micro_batch_num is at least pipeline_stage",
-         _PIPELINE, _micro_batches_fill_pipeline),
-    Rule("interleave_needs_pipeline",
-         "pp_interleave_num > 1 needs a pipeline and micro-batches in multiples of its stages",
-         (*_PIPELINE, "pp_interleave_num"), _interleave_needs_pipeline),
-    Rule("micro_batches_per_stage",
-         "micro_batch_num is min_micro_batches_per_stage x pipeline_stage or more, if set",
-         _PIPELINE, _micro_batches_per_stage),
-    Rule("max_pipeline_bubble", "the pipeline's bubble is small enough, if constraints say so",
-         (*_PIPELINE, "pp_interleave_num"), _max_pipeline_bubble),
+    _HARD["vocab_divisible"],
+    _HARD["tensor_parallel_inside_node"],
+    *PIPELINE_RULES,
+    _HARD["micro_batches_per_stage"],
+    _HARD["max_micro_batches_per_stage"],
+    _HARD["max_pipeline_bubble"],
     Rule("sequence_per_context_rank", "context_parallel divides seq_length",
          ("context_parallel",), _sequence_per_context_rank),
     Rule("sequence_parallel_needs_tensor_parallel",
@@ -322,14 +208,13 @@ RULES: tuple[Rule, ...] = (
     Rule("experts_inside_data_parallel",
          "expert_parallel needs experts, and divides data_parallel and num_experts",
          ("expert_parallel", "data_parallel"), _experts_inside_data_parallel),
-    Rule("recompute_interval", "the recompute interval is at most num_layers",
-         ("recompute",), _recompute_interval),
-    Rule("max_recompute_share", "recomputation is cheap enough, if constraints say so",
-         ("recompute",), _max_recompute_share),
+    *RECOMPUTE_RULES,
+    _HARD["max_recompute_share"],
     Rule("sharding_needs_data_parallel", "optimizer_sharding needs data_parallel > 1",
          ("optimizer_sharding", "data_parallel"), _sharding_needs_data_parallel),
     Rule("compression_method", "gradient_compression is one that the reducer can run",
          ("gradient_compression",), _compression_method),
+    _HARD["compression_pays"],
     Rule("compression_needs_replicas",
          "gradient_compression needs plain data parallelism with data_parallel > 1",
          ("gradient_compression", "data_parallel", "pipeline_stage", "context_parallel",
@@ -340,5 +225,6 @@ RULES: tuple[Rule, ...] = (
          ("optimizer_offload",), _offload_needs_device),
     Rule("memory", "the predicted memory fits; an unknown one rejects nothing",
          COST_KNOBS, _memory),
+    _HARD["overlap_headroom"],
 )  # fmt: skip
 """The documented order."""

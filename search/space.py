@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from mindtune.search.errors import SearchError
 from mindtune.search.facts import StudyFacts
 from mindtune.search.knobs import DERIVED, KNOBS, Config, KnobValue, canonical, knob
-from mindtune.search.layout import micro_batch_num
+from mindtune.search.layout import micro_batch_num, offset_rows
+from mindtune.search.stage_list import stage_list_text
 
 __all__ = ["Space", "config_hash", "divisors"]
 
@@ -168,9 +169,19 @@ class Space:
         return config_hash(self.complete(config))
 
     def with_derived(self, config: Mapping[str, KnobValue]) -> Config:
-        """Return `config` with the micro_batch_num that follows from it, where it is whole."""
-        rounds = micro_batch_num(self.complete(config), self.facts)
-        return dict(config) if rounds is None else {**config, "micro_batch_num": rounds}
+        """Return `config` as a program needs it: with what follows from its knobs.
+
+        That is the micro_batch_num of a named micro_batch_size, where it is whole, and the
+        layers per stage that `offset = balanced` stands for.
+        """
+        complete, found = self.complete(config), dict(config)
+        rounds = micro_batch_num(complete, self.facts)
+        if "micro_batch_size" in config and rounds is not None:
+            found["micro_batch_num"] = rounds
+        model = self.facts.model
+        if complete["offset"] == "balanced" and model is not None:
+            found["offset"] = stage_list_text(offset_rows(complete, model.num_layers))
+        return found
 
     def fill(self, given: Mapping[str, object]) -> Config:
         """Return the complete config that has `given`, in any spelling, and else what is known.

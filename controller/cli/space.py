@@ -79,6 +79,7 @@ def _predicted(prediction: Prediction) -> Predicted:
 
 def _listed(report: SpaceReport, limit: int) -> SpaceOutput:
     from mindtune.controller.contract import (
+        AdviceCount,
         RejectedRule,
         SpaceConfig,
         SpaceOutput,
@@ -94,6 +95,10 @@ def _listed(report: SpaceReport, limit: int) -> SpaceOutput:
         configs=[
             SpaceConfig(config=entry.config, predicted=_predicted(entry.prediction))
             for entry in report.configs[:limit]
+        ],
+        advice=[
+            AdviceCount(rule=a.rule, count=a.count, reason=a.reason, example=a.example)
+            for a in report.advice
         ],
     )
 

@@ -22,6 +22,7 @@ from mindtune.controller.contract.live_sections import (
 )
 from mindtune.controller.contract.model_signals import LOG10_EDGES, ModelSignalRecord
 from mindtune.controller.contract.outputs import (
+    AdviceCount,
     CompareOutput,
     CompareRow,
     DoctorOutput,
@@ -92,6 +93,7 @@ __all__ = [
     "ENV_TRIAL_DIR",
     "LOG10_EDGES",
     "MINDFORMERS_KEY",
+    "AdviceCount",
     "AlertKind",
     "AlertsSection",
     "AnyFault",

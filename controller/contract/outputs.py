@@ -10,6 +10,7 @@ from mindtune.controller.contract.base import ContractModel, Document, Number
 from mindtune.search.knobs import KnobValue
 
 __all__ = [
+    "AdviceCount",
     "CompareOutput",
     "CompareRow",
     "DoctorOutput",
@@ -52,6 +53,15 @@ class RejectedRule(ContractModel):
     example: dict[str, KnobValue] | None = None
 
 
+class AdviceCount(ContractModel):
+    """How many feasible configs a piece of advice speaks against, with one of them."""
+
+    rule: str
+    count: int = Field(ge=0)
+    reason: str
+    example: dict[str, KnobValue] | None = None
+
+
 class SpaceOutput(Document):
     """`space --json`: total = feasible + sum of the rules' counts."""
 
@@ -61,6 +71,8 @@ class SpaceOutput(Document):
     feasible: int = Field(ge=0)
     rejected: list[RejectedRule]
     configs: list[SpaceConfig]
+    advice: list[AdviceCount] = Field(default_factory=list)
+    """Every piece of advice that no constraint made a rule."""
 
 
 class ExplainOutput(Document):

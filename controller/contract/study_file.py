@@ -183,7 +183,7 @@ class TrainingSection(ContractModel):
 
 
 class ConstraintsSection(ContractModel):
-    """Limits that reject a config; what is null here is advice at most."""
+    """Limits that reject a config; what is null or false here is advice at most."""
 
     memory_utilization: float | None = Field(default=None, gt=0, le=1)
     """Largest share of the device memory that a config may use."""
@@ -193,8 +193,16 @@ class ConstraintsSection(ContractModel):
     """Largest share of a step that recomputation may take."""
     min_micro_batches_per_stage: int | None = Field(default=None, ge=1)
     """Smallest micro_batch_num / pipeline_stage where there is a pipeline."""
+    max_micro_batches_per_stage: int | None = Field(default=None, ge=1)
+    """Largest micro_batch_num / pipeline_stage where there is a pipeline."""
+    min_compression: float | None = Field(default=None, ge=0, le=_LARGEST)
+    """Least factor by which a gradient compression shrinks float32 gradients."""
+    min_overlap_headroom: float | None = Field(default=None, ge=0, le=1)
+    """Least share of the device memory that is free where comm_overlap is on."""
     tensor_parallel_inside_node: bool = False
     """Reject tensor parallel groups that span nodes."""
+    vocab_divisible: bool = False
+    """Reject a tensor parallel degree that the vocabulary has to be padded for."""
 
 
 class ScoreSection(ContractModel):
@@ -294,6 +302,7 @@ def _canonical_values(name: str, entry: object) -> SpaceValue:
         if isinstance(entry, list):
             if not entry:
                 raise ValueError(f"{name} must list at least one value, but got []")
+            # Lists per stage, `[[2, 1], [1, 1]]`, are values of their own.
             values = [canonical(name, value) for value in entry]
             if len(set(map(repr, values))) != len(values):
                 raise ValueError(f"{name} must list each value once, but got {entry!r}")

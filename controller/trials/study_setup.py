@@ -45,8 +45,7 @@ class StudySetup:
 
     def knobs(self, config: Mapping[str, KnobValue]) -> Config:
         """Return a config of the space with what the base config holds and what follows."""
-        known = {**self.base, **config}
-        return self.space.with_derived(known) if "micro_batch_size" in known else known
+        return self.space.with_derived({**self.base, **config})
 
     def trial_command(self, config_file: Path) -> list[str]:
         """Return the command of a trial, ready to run.

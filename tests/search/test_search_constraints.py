@@ -1,6 +1,7 @@
 """The walk over a space: counts add up, whatever the order in which knobs are fixed."""
 
 import dataclasses
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -133,6 +134,23 @@ def test_without_a_prediction_advice_orders_and_rejects_nothing():
     assert {entry.config["model_parallel"] for entry in report.configs[:2]} == {1, 2}
     assert report.configs[2].config["model_parallel"] == 4
     assert [entry.num_advice for entry in report.configs] == [0, 0, 1]
+    counts = {entry.rule: entry.count for entry in report.advice}
+    assert counts.pop("tensor_parallel_inside_node") == 1
+    assert set(counts.values()) == {0}
+    assert "model_parallel = 4" in report.advice[0].reason
+
+
+def test_advice_decides_between_configs_of_equal_predicted_time():
+    spec = {
+        "data_parallel": 8,
+        "gradient_compression": ["topk:0.5", "none"],
+        "data_workers": [2, 1],
+    }
+    report = check(Space.from_spec(spec, FACTS))
+    assert report.feasible == 4
+    first = report.configs[0]
+    assert first.prediction.step_time_s == min(e.prediction.step_time_s for e in report.configs)
+    assert [e.config["data_workers"] for e in report.configs] == [2, 1, 2, 1]
 
 
 def test_candidates_go_through_the_same_rules():
@@ -150,10 +168,78 @@ def test_candidates_go_through_the_same_rules():
 def test_an_empty_space_names_the_constraint_that_emptied_it():
     report = check(Space.from_spec({"data_parallel": [2, 4], "micro_batch_size": [1, 2]}, FACTS))
     assert report.feasible == 0
-    assert (
-        "no config of 4 is feasible: degrees_fill_cluster rejects the last 4" in report.emptied_by
+    assert report.emptied_by.startswith(
+        "no config of 4 is feasible: degrees_fill_cluster alone rejects all of them; e.g. "
     )
     assert "must be num_devices = 8" in report.emptied_by
+    assert "Values here: data_parallel 2, 4; model_parallel 1 (not in the" in report.emptied_by
+
+
+def test_an_empty_space_names_the_smallest_set_where_no_rule_did_it_alone():
+    """Wide tensor groups have whole heads but span nodes; narrow ones do not fill the cluster."""
+    facts = dataclasses.replace(FACTS, limits=Limits(tensor_parallel_inside_node=True))
+    spec = {"data_parallel": [1, 8], "model_parallel": [8, 3], "recompute": ["none", "full"]}
+    shape = dataclasses.replace(MODEL, num_kv_heads=8)
+    report = check(Space.from_spec(spec, dataclasses.replace(facts, model=shape)))
+    assert report.feasible == 0
+    assert [rule.name for rule in report.conflict.rules] == ["tensor_parallel_inside_node"]
+    assert report.conflict.left_without == (2,)
+    roomy = dataclasses.replace(
+        facts, cluster=dataclasses.replace(FACTS.cluster, devices_per_node=3)
+    )
+    report = check(Space.from_spec({**spec, "model_parallel": [8, 3, 1]},
+                                   dataclasses.replace(roomy, model=shape)))  # fmt: skip
+    assert report.feasible == 2  # data_parallel 8 alone
+    report = check(Space.from_spec({**spec, "data_parallel": [1]},
+                                   dataclasses.replace(roomy, model=shape)))  # fmt: skip
+    assert [rule.name for rule in report.conflict.rules] == [
+        "degrees_fill_cluster", "tensor_parallel_inside_node",
+    ]  # fmt: skip
+    assert "and tensor_parallel_inside_node together reject all of them" in report.emptied_by
+    assert "2 without tensor_parallel_inside_node" in report.emptied_by
+
+
+def test_the_smallest_set_rejects_everything_and_no_smaller_one_does():
+    from itertools import combinations
+
+    draw = random.Random(3)
+    seen = set()
+    for _ in range(60):
+        spec = {
+            "data_parallel": draw.sample([1, 2, 4, 8, 3], 2),
+            "model_parallel": draw.sample([1, 2, 8, 3], 2),
+            "pipeline_stage": draw.sample([1, 3, 16], 1),
+            "recompute": draw.sample(["none", "interval:9", "layers:9"], 1),
+            "gradient_compression": draw.sample(["none", "int8", "topk:0.1"], 1),
+            "use_seq_parallel": [draw.random() < 0.5],
+        }
+        space = Space.from_spec(spec, FACTS)
+        report = check(space)
+        if report.feasible:
+            assert report.conflict is None
+            continue
+        cost = CostModel(FACTS)
+        failing = [
+            {rule.name for rule in RULES if rule.check(space.complete(config), cost)}
+            for config in space.configs()
+        ]
+        names = [rule.name for rule in report.conflict.rules]
+        seen.add(len(names))
+        assert all(entry & set(names) for entry in failing)
+        for smaller in combinations(sorted(set().union(*failing)), len(names) - 1):
+            assert not all(entry & set(smaller) for entry in failing)
+    assert seen >= {1, 2}
+
+
+def test_memory_that_empties_a_space_is_named_among_configs_that_fill_the_cluster():
+    small = dataclasses.replace(FACTS.cluster, device_memory=2**20)
+    spec = {"data_parallel": "auto", "model_parallel": "auto", "micro_batch_size": [1, 2]}
+    report = check(Space.from_spec(spec, dataclasses.replace(FACTS, cluster=small)))
+    assert [rule.name for rule in report.conflict.rules] == ["memory"]
+    assert (
+        "memory alone rejects all that fill the cluster with whole micro-batches"
+        in report.emptied_by
+    )
 
 
 def test_a_space_with_something_left_is_not_empty():
@@ -162,7 +248,7 @@ def test_a_space_with_something_left_is_not_empty():
 
 def test_an_explicit_list_emptied_by_rules_says_so_too():
     report = check(Space.from_spec([{"data_parallel": 3}], FACTS))
-    assert "degrees_fill_cluster rejects the last 1" in report.emptied_by
+    assert "degrees_fill_cluster alone rejects all of them" in report.emptied_by
 
 
 def test_explain_lists_every_failing_rule_and_the_users_own_limits():
@@ -196,7 +282,7 @@ def test_explain_fills_unnamed_knobs_from_the_base_config():
     found = explain(space, {})
     assert (found.config["recompute"], found.config["micro_batch_size"]) == ("full", 4)
     assert found.rejected == ()
-    assert any("recompute = full adds" in line for line in found.advice)
+    assert any("recompute = full takes" in line for line in found.advice)
     assert found.prediction.step_time_s > 0
 
 

@@ -143,9 +143,10 @@ def test_a_list_that_excludes_every_survivor_exports_nothing_and_names_the_const
     assert report.feasible == 0
     assert report.configs == ()
     assert report.emptied_by == (
-        "no config of 8 is feasible: tensor_parallel_inside_node rejects the last 2 (before it: "
-        "degrees_fill_cluster 6); e.g. model_parallel = 8 must divide devices_per_node = 2, since "
-        "tensor_parallel_inside_node is set."
+        "no config of 8 is feasible: tensor_parallel_inside_node alone rejects all of them; e.g. "
+        "model_parallel = 8 does not divide devices_per_node = 2: groups span nodes, with slow "
+        "links in every layer (constraints.tensor_parallel_inside_node). Values here: "
+        "model_parallel 4, 8. Left would be 2 without tensor_parallel_inside_node."
     )
     with pytest.raises(SearchError, match="no config of 8 is feasible"):
         Proposer(

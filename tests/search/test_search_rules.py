@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindtune.search.advice import advice
+from mindtune.search.advice import ADVICE, advice
 from mindtune.search.cost_model import COST_KNOBS, CostModel
 from mindtune.search.facts import Cluster, Limits, StudyFacts, Training
 from mindtune.search.knobs import KNOBS
@@ -68,17 +68,37 @@ CASES = [
     ("intermediate_divisible", {"model_parallel": 8},
      {"model": MOE, "shape": {"moe_intermediate_size": 100}}, "intermediate_size = 100 .* 8",
      {"model_parallel": 4}),
-    ("vocab_divisible", {"model_parallel": 2}, {"shape": {"vocab_size": 50257}},
-     "vocab_size = 50257 .* 2", {"model_parallel": 1}),
+    ("vocab_divisible", {"model_parallel": 2},
+     {"shape": {"vocab_size": 50257}, "limits": {"vocab_divisible": True}},
+     r"vocab_size = 50257 is no multiple of model_parallel = 2: pad it to 50432", {"model_parallel": 1}),
     ("tensor_parallel_inside_node", {"model_parallel": 16},
-     {"limits": {"tensor_parallel_inside_node": True}}, "16 must divide devices_per_node = 8",
+     {"limits": {"tensor_parallel_inside_node": True}},
+     r"16 does not divide devices_per_node = 8.*\(constraints.tensor_parallel_inside_node\)",
      {"model_parallel": 8}),
     ("layers_per_stage", {"pipeline_stage": 16}, {}, "num_layers = 24 .* 16 x 1 = 16",
      {"pipeline_stage": 8}),
     ("layers_per_stage", {"pipeline_stage": 4, "pp_interleave_num": 4}, {}, "4 x 4 = 16",
      {"pipeline_stage": 4, "pp_interleave_num": 3}),
-    ("layers_per_stage", {"pipeline_stage": 48}, {}, "num_layers = 24 .* 48",
+    ("layers_per_stage", {"pipeline_stage": 48}, {}, "num_layers = 24 must be at least .* 48",
      {"pipeline_stage": 24}),
+    ("layers_per_stage", {"pipeline_stage": 48, "offset": "balanced"}, {}, "must be at least .* 48",
+     {"pipeline_stage": 16, "offset": "balanced"}),
+    ("layers_per_stage", {"pipeline_stage": 8, "offset": "balanced"}, {}, "the same as even",
+     {"pipeline_stage": 5, "offset": "balanced"}),
+    ("layers_per_stage", {"offset": "balanced"}, {}, "offset = balanced needs pipeline_stage > 1",
+     {"pipeline_stage": 7, "offset": "balanced"}),
+    ("layers_per_stage", {"pipeline_stage": 4, "offset": "0/1/1/0"}, {"shape": {"num_layers": 9}},
+     "sum of offset = 0/1/1/0 must be .* num_layers = 9 by .* 4 x 1 = 4, which is 1, but it is 2",
+     {"pipeline_stage": 4, "offset": "0/0/1/0"}),
+    ("layers_per_stage", {"pipeline_stage": 5, "offset": "1/1/1/1"}, {},
+     "one number per stage, pipeline_stage = 5, but holds 4",
+     {"pipeline_stage": 5, "offset": "1/1/1/1/0"}),
+    ("layers_per_stage", {"pipeline_stage": 4, "pp_interleave_num": 2, "offset": "0/1/0/0"},
+     {"shape": {"num_layers": 9}}, "one row per chunk, pp_interleave_num = 2, but holds 1",
+     {"pipeline_stage": 4, "pp_interleave_num": 2, "offset": "0/1/0/0+0/0/0/0"}),
+    ("layers_per_stage", {"pipeline_stage": 4, "offset": "0/-2/2/0"}, {"shape": {"num_layers": 8}},
+     r"must leave every stage and chunk a layer .* but they have \[2, 0, 4, 2\]",
+     {"pipeline_stage": 4, "offset": "-2/1/1/0"}),
     ("micro_batches_fill_pipeline", {"pipeline_stage": 8}, {},
      "micro_batch_num = 4 must be at least pipeline_stage = 8",
      {"pipeline_stage": 4}),
@@ -89,10 +109,15 @@ CASES = [
      "micro_batch_num = 8 must be a multiple of pipeline_stage = 3",
      {"pp_interleave_num": 2, "pipeline_stage": 4, "data_parallel": 4, "micro_batch_size": 2}),
     ("micro_batches_per_stage", {"pipeline_stage": 2},
-     {"limits": {"min_micro_batches_per_stage": 4}}, "micro_batch_num = 4 .* 4 x 2 = 8",
+     {"limits": {"min_micro_batches_per_stage": 4}},
+     "micro_batch_num = 4 is below 4 x pipeline_stage = 8",
      {"pipeline_stage": 2, "data_parallel": 8}),
+    ("max_micro_batches_per_stage", {"pipeline_stage": 2, "data_parallel": 1},
+     {"limits": {"max_micro_batches_per_stage": 8}},
+     "micro_batch_num = 64 is above 8 x pipeline_stage = 16",
+     {"pipeline_stage": 2, "data_parallel": 4}),
     ("max_pipeline_bubble", {"pipeline_stage": 4}, {"limits": {"max_pipeline_bubble": 0.3}},
-     r"0\.429 of the step must be at most 0\.3", {"pipeline_stage": 4, "pp_interleave_num": 2,
+     r"0\.429 of the step is above 0\.3", {"pipeline_stage": 4, "pp_interleave_num": 2,
                                                   "data_parallel": 8}),
     ("sequence_per_context_rank", {"context_parallel": 3}, {}, "seq_length = 1024 .* 3",
      {"context_parallel": 4}),
@@ -109,7 +134,27 @@ CASES = [
     ("recompute_interval", {"recompute": "interval:25"}, {}, "num_layers = 24: it would repeat none",
      {"recompute": "interval:24"}),
     ("max_recompute_share", {"recompute": "full"}, {"limits": {"max_recompute_share": 0.1}},
-     r"recompute share = 0\.2\d\d .* at most 0\.1", {"recompute": "interval:4"}),
+     r"recompute = full takes 0\.2\d\d .* more than 0\.1", {"recompute": "interval:4"}),
+    ("recompute_per_stage", {"recompute": "layers:2/1/0/1"}, {},
+     "one number per stage, pipeline_stage = 1, but holds 4",
+     {"recompute": "layers:2/1/0/1", "pipeline_stage": 4}),
+    ("recompute_per_stage", {"recompute": "layers:7/1/0/1", "pipeline_stage": 4}, {},
+     "repeats 7 layers on stage 0, which has 6",
+     {"recompute": "layers:6/1/0/1", "pipeline_stage": 4}),
+    ("recompute_per_stage", {"recompute": "selective:6/6/6/6", "pipeline_stage": 4}, {},
+     "every layer: the same as selective", {"recompute": "selective:6/6/6/5", "pipeline_stage": 4}),
+    ("recompute_per_stage",
+     {"recompute": "layers:1/1+4/0", "pipeline_stage": 2, "pp_interleave_num": 8}, {},
+     "one row per chunk, pp_interleave_num = 8, but holds 2",
+     {"recompute": "layers:4/0", "pipeline_stage": 2, "pp_interleave_num": 8}),
+    ("recompute_per_stage",
+     {"recompute": "layers:1/1+7/0", "pipeline_stage": 2, "pp_interleave_num": 2}, {},
+     "7 layers on stage 0, chunk 1, which has 6",
+     {"recompute": "layers:1/1+6/0", "pipeline_stage": 2, "pp_interleave_num": 2}),
+    ("recompute_per_stage",
+     {"recompute": "layers:1/6/0/0", "pipeline_stage": 4, "offset": "0/0/1/0"},
+     {"shape": {"num_layers": 21}}, "repeats 6 layers on stage 1, which has 5",
+     {"recompute": "layers:1/0/6/0", "pipeline_stage": 4, "offset": "0/0/1/0"}),
     ("sharding_needs_data_parallel", {"optimizer_sharding": "gradient", "data_parallel": 1}, {},
      "optimizer_sharding = gradient .* data_parallel = 1", {"optimizer_sharding": "gradient"}),
     ("compression_method", {"gradient_compression": "int8"}, {}, "int8 cannot be run: summing",
@@ -133,6 +178,12 @@ CASES = [
     ("memory", {"micro_batch_size": 64},
      {"limits": {"memory_utilization": 0.5}}, r"GB must be at most .* = 0\.5 x 32\.0GB",
      {"micro_batch_size": 1}),
+    ("compression_pays", {"gradient_compression": "topk:0.5"},
+     {"limits": {"min_compression": 1.5}}, r"topk:0\.5 saves 1x of the bytes: less than 1\.5x",
+     {"gradient_compression": "float16"}),
+    ("overlap_headroom", {"comm_overlap": True, "micro_batch_size": 16},
+     {"limits": {"min_overlap_headroom": 0.5}}, r"wants 50% of the memory free .* of 32\.0GB are predicted",
+     {"comm_overlap": True}),
 ]  # fmt: skip
 
 
@@ -154,9 +205,36 @@ def test_every_rule_has_a_case():
 
 def test_unset_limits_reject_nothing():
     deep = complete(pipeline_stage=4, recompute="full", model_parallel=16)
-    for name in ("max_pipeline_bubble", "max_recompute_share", "micro_batches_per_stage",
-                 "tensor_parallel_inside_node"):  # fmt: skip
-        assert reason(name, deep) is None
+    for soft in ADVICE:
+        assert reason(soft.name, deep) is None, soft.name
+
+
+def test_every_piece_of_advice_is_a_rule_too_and_speaks_once():
+    """Where the user sets its limit, it rejects with that number and is no advice any more."""
+    deep = complete(pipeline_stage=8, recompute="full", model_parallel=16, data_parallel=2,
+                    micro_batch_size=16, comm_overlap=True, gradient_compression="topk:0.5")  # fmt: skip
+    odd = {"shape": {"vocab_size": 50257, "num_layers": 96}, "cluster": {"device_memory": 2**30}}
+    soft_only = CostModel(facts(**odd))
+    speaking = [soft.name for soft in ADVICE if soft.advise(deep, soft_only)]
+    assert len(speaking) == len(ADVICE) - 1 == len(advice(deep, soft_only))
+    for soft in ADVICE:
+        boolean = isinstance(getattr(Limits(), soft.limit), bool)
+        set_facts = facts(**odd, limits={soft.limit: True if boolean else soft.default})
+        assert (reason(soft.name, deep, set_facts) is not None) == (soft.name in speaking)
+        assert soft.advise(deep, CostModel(set_facts)) is None
+
+
+def test_every_check_that_is_written_is_asked():
+    """A public tuner wrote a rule that it never registered."""
+    import mindtune.search.pipeline_rules as pipeline
+    import mindtune.search.rules as general
+
+    asked = {rule.check for rule in RULES}
+    for module in (general, pipeline):
+        for name, entry in vars(module).items():
+            takes = getattr(entry, "__annotations__", {})
+            if takes.get("config") == "Config" and "cost" in "".join(takes):
+                assert entry in asked, name
 
 
 def test_without_a_model_or_device_memory_nothing_is_known_and_nothing_rejected():
@@ -183,7 +261,10 @@ KNOB_VALUES = st.fixed_dictionaries(
         "expert_parallel": st.sampled_from([1, 2]),
         "pp_interleave_num": st.sampled_from([1, 2]),
         "micro_batch_size": st.sampled_from([1, 2, 3]),
-        "recompute": st.sampled_from(["none", "selective", "interval:30", "full"]),
+        "recompute": st.sampled_from(
+            ["none", "selective", "interval:30", "full", "layers:2/1", "selective:1/0/9/2"]
+        ),
+        "offset": st.sampled_from(["even", "balanced", "0/1", "1/0+0/0"]),
         "optimizer_sharding": st.sampled_from(["none", "optimizer", "parameter"]),
         "gradient_compression": st.sampled_from(["none", "int8", "topk:0.1"]),
         "use_seq_parallel": st.booleans(),
@@ -211,8 +292,10 @@ class Recorder(dict):
 @given(KNOB_VALUES, st.sampled_from([MODEL, MOE, None]))
 @settings(max_examples=150, deadline=None)
 def test_a_rule_reads_the_knobs_that_it_declares_and_no_other(knobs, model):
-    limits = {"max_pipeline_bubble": 0.1, "max_recompute_share": 0.1,
-              "min_micro_batches_per_stage": 2, "tensor_parallel_inside_node": True}  # fmt: skip
+    limits = {"max_pipeline_bubble": 0.1, "max_recompute_share": 0.1, "min_compression": 3,
+              "min_micro_batches_per_stage": 2, "max_micro_batches_per_stage": 4,
+              "min_overlap_headroom": 0.9, "vocab_divisible": True,
+              "tensor_parallel_inside_node": True}  # fmt: skip
     given_facts = facts(model=model, limits=limits)
     for rule in RULES:
         config = Recorder(complete(**knobs))
@@ -232,21 +315,26 @@ def test_the_formulas_read_the_knobs_of_their_cache_and_no_other(knobs):
     assert config.read <= set(COST_KNOBS)
 
 
-ADVICE = [
-    ({"model_parallel": 16}, "spans nodes of 8 devices", {"model_parallel": 8}),
+SPOKEN = [
+    ({"model_parallel": 16}, "16 does not divide devices_per_node = 8", {"model_parallel": 8}),
+    ({"model_parallel": 16}, "vocab_size = 1032 is no multiple of model_parallel = 16: pad it to 2048",
+     {"model_parallel": 8}),
     ({"pipeline_stage": 2}, "micro_batch_num = 4 is below 4 x pipeline_stage = 8",
      {"pipeline_stage": 2, "data_parallel": 8}),
-    ({"pipeline_stage": 4}, "pipeline bubble = 0.43", {"pipeline_stage": 2, "data_parallel": 4}),
-    ({"recompute": "full"}, "recompute = full adds 0.3", {"recompute": "interval:2"}),
+    ({"pipeline_stage": 2, "data_parallel": 2}, "micro_batch_num = 32 is above 8 x pipeline_stage = 16",
+     {"pipeline_stage": 2, "data_parallel": 4}),
+    ({"pipeline_stage": 4}, "pipeline bubble = 0.429", {"pipeline_stage": 2, "data_parallel": 4}),
+    ({"recompute": "full"}, "recompute = full takes 0.24", {"recompute": "interval:2"}),
     ({"comm_overlap": True, "micro_batch_size": 48}, "comm_overlap wants 15% of the memory free",
      {"comm_overlap": True}),
-    ({"gradient_compression": "topk:0.5"}, "topk:0.5 sends 1 of the bytes",
+    ({"gradient_compression": "topk:0.5"}, "topk:0.5 saves 1x of the bytes",
      {"gradient_compression": "topk:0.25"}),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("bad", "text", "good"), ADVICE)
+@pytest.mark.parametrize(("bad", "text", "good"), SPOKEN)
 def test_advice_speaks_and_is_silent(bad, text, good):
-    large = facts(shape={"vocab_size": 1024}, cluster={"device_memory": 24 * 2**30})
-    assert any(text in line for line in advice(complete(**bad), CostModel(large)))
+    large = facts(shape={"vocab_size": 1032}, cluster={"device_memory": 24 * 2**30})
+    spoken = advice(complete(**bad), CostModel(large))
+    assert any(text in line for line in spoken), spoken
     assert not any(text[:20] in line for line in advice(complete(**good), CostModel(large)))
