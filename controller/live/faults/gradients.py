@@ -116,7 +116,7 @@ def _times(gradients: tuple[Any, ...], factor: float) -> tuple[Any, ...]:
 
 def _turned(gradient: Any, factor: float, draw: np.random.Generator) -> Any:
     """Return a gradient of `factor` times the norm, in a direction of its own."""
-    # NumPy has no bfloat16.
+    # In float32, whatever type the gradient has.
     values = gradient.astype(ms.float32).asnumpy()
     noise = draw.standard_normal(values.shape)
     length = float(np.linalg.norm(noise))
