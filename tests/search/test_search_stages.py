@@ -160,8 +160,8 @@ def test_every_pipeline_depth_is_reached_where_offset_is_searched():
     assert found == {(1, "even"), (2, "even"), (3, "balanced"), (4, "balanced"), (6, "balanced")}
     even = check(Space.from_spec({**spec, "offset": "even"}, facts(10, num_devices=12)))
     assert {e.config["pipeline_stage"] for e in even.configs} == {1, 2}
-    reason = next(r.reason for r in even.rejected if r.rule == "layers_per_stage")
-    assert "offset = balanced would place the remainder" in reason
+    told = explain(even.space, {"pipeline_stage": 4, "data_parallel": 3, "offset": "even"})
+    assert "offset = balanced would place the remainder" in told.rejected[0].reason
 
 
 def test_a_program_gets_the_layers_of_each_stage_and_not_a_word_for_them():
