@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mindtune.policies.decisions import KNOBS, SetBatchSize, SetMicroBatch
 from mindtune.policies.policy import KnobFeedback
 from mindtune.policies.records import ActionRecord
 
 __all__ = ["ArbiterState", "KnobState", "Pending"]
+
+_COUNTS = frozenset({SetBatchSize.knob, SetMicroBatch.knob})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +39,14 @@ class Pending:
     """Steps that reported another value."""
     samples: tuple[float, ...] = ()
     """The judged signal since it took effect."""
+
+    def contradiction(self) -> str | None:
+        """Return why no run can have stored this; None if one can."""
+        if not self.value >= 0.0 or not (self.before is None or self.before >= 0.0):
+            return f"no knob goes from {self.before} to {self.value}"
+        if not math.isfinite(self.spread) or not math.isfinite(self.baseline or 0.0):
+            return f"baseline and spread must be finite, but are {self.baseline}, {self.spread}"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,3 +89,23 @@ class ArbiterState:
     """Newest actions in words, for the diagnosis of a stop; guards and advice left out."""
     rewound_step: int | None = None
     """Step at which the last return to an earlier state was granted."""
+
+    def contradiction(self) -> str | None:
+        """Return why no run can have stored this; None if one can."""
+        if not 0.0 < self.batch_factor < math.inf:
+            return f"batch_factor must be finite and above 0, but is {self.batch_factor}"
+        if self.base_batch is not None and not 0.0 < self.base_batch < math.inf:
+            return f"base_batch must be finite and above 0, but is {self.base_batch}"
+        unknown = sorted(set(self.knobs) - set(KNOBS))
+        if unknown:
+            return f"there is no knob {', '.join(unknown):.80}"
+        for knob, entry in self.knobs.items():
+            newest = max(entry.last_grant or 0, *entry.grants, entry.refusal_clock)
+            if newest > self.clock:
+                return f"{knob} was turned at clock {newest}, but it is {self.clock}"
+            if knob in _COUNTS and entry.pending is not None:
+                pending = entry.pending
+                numbers = (pending.value, pending.before, pending.baseline)
+                if not all(number is None or 0.0 < number < math.inf for number in numbers):
+                    return f"{knob} and what it is judged by must be finite and above 0"
+        return None

@@ -190,6 +190,14 @@ class Engine:
         )
         return StepResult(findings, grants, records, following, healthy)
 
+    def _owned(self, arbiter: ArbiterState) -> ArbiterState:
+        """Return the state where nobody waits for what a policy that is off now has set."""
+        knobs = {
+            knob: entry if knob in self._table else replace(entry, pending=None)
+            for knob, entry in arbiter.knobs.items()
+        }
+        return replace(arbiter, knobs=knobs)
+
     def from_json(self, document: Any, facts: RunFacts) -> Restored:
         """Return the state that `EngineState.to_json` has written.
 
@@ -228,8 +236,10 @@ class Engine:
                 else part
                 for name, part in fresh.policies.items()
             },
-            arbiter=after_resume(
-                read(ArbiterState, document.get("arbiter"), fresh.arbiter, "the budgets")
+            arbiter=self._owned(
+                after_resume(
+                    read(ArbiterState, document.get("arbiter"), fresh.arbiter, "the budgets")
+                )
             ),
             health=read(
                 HealthState,

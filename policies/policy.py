@@ -35,6 +35,12 @@ class KnobFeedback:
     effective: bool | None = None
     """Whether the step reported the granted value as acting; None until it has reported."""
 
+    def contradiction(self) -> str | None:
+        """Return why no run can have stored this; None if one can."""
+        if self.granted is not None and not self.granted >= 0.0:
+            return f"no knob is set to {self.granted}"
+        return None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:

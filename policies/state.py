@@ -1,6 +1,11 @@
 """JSON form of states: any tree of frozen dataclasses, tuples, mappings and scalars.
 
 Non-finite numbers are the strings "nan", "inf" and "-inf", since JSON has no others.
+
+What is read was once written, but may have been changed since. A document that no run could have
+written is refused as a whole: numbers that a double does not hold, lists longer than any window,
+samples that are not finite, and whatever the `contradiction` of a dataclass names. Such a method
+returns what its fields contradict each other in, or None; only reading calls it, not training.
 """
 
 from __future__ import annotations
@@ -20,6 +25,13 @@ __all__ = ["STATE_SCHEMA", "from_json", "to_json"]
 
 STATE_SCHEMA = 1
 """Version of the stored state; a stored state of another version is not read but re-armed."""
+
+_LARGEST = 2**53
+"""Integers below it survive any JSON reader; counters and rows of bits are far below."""
+_LONGEST = 1024
+"""Largest window that a threshold allows; every list is a window of the newest entries."""
+_SHOWN = 80
+"""Characters of a wrong value that a message shows."""
 
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -76,12 +88,12 @@ def _read(hint: Any, document: Any, where: str) -> Any:
         _require(isinstance(document, list), where, "a list", document)
         args = typing.get_args(hint)
         if len(args) == 2 and args[1] is Ellipsis:
-            return tuple(_read(args[0], entry, where) for entry in document)
+            return _read_window(args[0], document, where)
         _require(len(args) == len(document), where, f"{len(args)} entries", document)
         return tuple(_read(arg, entry, where) for arg, entry in zip(args, document, strict=True))
     if origin is frozenset:
         _require(isinstance(document, list), where, "a list", document)
-        return frozenset(document)
+        return frozenset(_read_window(typing.get_args(hint)[0], document, where))
     if origin is typing.Literal:
         _require(document in typing.get_args(hint), where, f"one of {hint}", document)
         return document
@@ -94,13 +106,24 @@ def _read(hint: Any, document: Any, where: str) -> Any:
     return _read_scalar(hint, document, where)
 
 
+def _read_window(hint: Any, document: list[Any], where: str) -> tuple[Any, ...]:
+    _require(
+        len(document) <= _LONGEST, where, f"a list of at most {_LONGEST} entries", len(document)
+    )
+    entries = tuple(_read(hint, entry, where) for entry in document)
+    if hint is float:
+        odd = next((entry for entry in entries if not math.isfinite(entry)), None)
+        _require(odd is None, where, "finite in every entry", odd)
+    return entries
+
+
 def _read_union(options: tuple[Any, ...], document: Any, where: str) -> Any:
     if document is None:
         _require(type(None) in options, where, "not null", document)
         return None
     if float in options and isinstance(document, str) and document in _NON_FINITE:
         return _NON_FINITE[document]
-    last = PolicyError(f"{where} must be one of {options}, but got {document!r}.")
+    last = PolicyError(f"{where} must be one of {options}, but got {_shown(document)}.")
     for option in options:
         if option is type(None):
             continue
@@ -116,7 +139,14 @@ def _read_dataclass(kind: type, document: Any, where: str) -> Any:
     hints = _hints(kind)
     names = [entry.name for entry in fields(kind)]
     _require(set(document) == set(names), where, f"an object with {', '.join(names)}", document)
-    return kind(**{name: _read(hints[name], document[name], f"{where}.{name}") for name in names})
+    value = kind(**{name: _read(hints[name], document[name], f"{where}.{name}") for name in names})
+    contradiction = getattr(value, "contradiction", None)
+    if contradiction is not None and (found := contradiction()) is not None:
+        raise PolicyError(
+            f"{where} in a stored state contradicts itself: {found}; "
+            "start without the stored state."
+        )
+    return value
 
 
 def _read_scalar(hint: Any, document: Any, where: str) -> Any:
@@ -129,7 +159,12 @@ def _read_scalar(hint: Any, document: Any, where: str) -> Any:
             "a number",
             document,
         )
-        return float(document) if isinstance(document, float) else document
+        if isinstance(document, int) and abs(document) >= _LARGEST:
+            try:
+                return float(document)
+            except OverflowError:
+                _require(False, where, "a number that a double holds", document)
+        return document
     if isinstance(hint, type) and issubclass(hint, Enum):
         try:
             return hint(document)
@@ -144,6 +179,7 @@ def _read_scalar(hint: Any, document: Any, where: str) -> Any:
             "an integer",
             document,
         )
+        _require(-1 <= document < _LARGEST, where, "an integer from -1 to 2^53", document)
     else:
         _require(isinstance(document, hint), where, f"a {hint.__name__}", document)
     return document
@@ -152,6 +188,13 @@ def _read_scalar(hint: Any, document: Any, where: str) -> Any:
 def _require(fact: bool, where: str, rule: str, document: Any) -> None:
     if not fact:
         raise PolicyError(
-            f"{where} in a stored state must be {rule}, but got {document!r:.80}; "
+            f"{where} in a stored state must be {rule}, but got {_shown(document)}; "
             "start without the stored state."
         )
+
+
+def _shown(document: Any) -> str:
+    # Python writes no integer of more than some thousand digits.
+    if isinstance(document, int) and abs(document) >= 10**_SHOWN:
+        return f"an integer of {document.bit_length()} bits"
+    return f"{document!r:.{_SHOWN}}"

@@ -45,6 +45,12 @@ class Window:
         """Return the window of these samples, oldest first."""
         return cls(values, tuple(sorted(values)))
 
+    def contradiction(self) -> str | None:
+        """Return why no run can have stored this window; None if one can."""
+        if self.ordered != tuple(sorted(self.values)):
+            return "ordered must hold the same numbers as values, smallest first"
+        return None
+
     def __len__(self) -> int:
         return len(self.values)
 

@@ -68,6 +68,10 @@ class CourseState:
     climbs: bool = False
     """Whether the present climb was reported."""
 
+    def contradiction(self) -> str | None:
+        """Return why no run can have stored these norms; None if one can."""
+        return "norms must be above 0" if any(norm <= 0.0 for norm in self.norms) else None
+
 
 def judge_course(
     observation: Observation,

@@ -48,6 +48,15 @@ class GrowthState:
     rate: float = 0.0
     """Bytes per step of steady growth, as of the last block; 0: none."""
 
+    def contradiction(self) -> str | None:
+        """Return why no run can have stored these blocks; None if one can."""
+        if not len(self.peaks) == len(self.swings) == len(self.ends):
+            return (
+                f"there are {len(self.peaks)} peaks, {len(self.swings)} swings and "
+                f"{len(self.ends)} ends of the same blocks"
+            )
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryState:

@@ -51,6 +51,12 @@ class PerformanceState:
     batch: float | None = None
     """Global batch of the step times."""
 
+    def contradiction(self) -> str | None:
+        """Return why no run can have stored these times; None if one can."""
+        if len(self.waits) != len(self.totals):
+            return f"there are {len(self.waits)} waits for {len(self.totals)} totals"
+        return None
+
 
 def judge_performance(
     observation: Observation, state: PerformanceState, thresholds: DetectorThresholds

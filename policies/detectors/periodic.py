@@ -34,6 +34,12 @@ class PeriodicState:
     onsets: tuple[int, ...] = ()
     """Newest last."""
 
+    def contradiction(self) -> str | None:
+        """Return why no run can have stored these steps; None if one can."""
+        if any(later <= earlier for earlier, later in pairwise(self.onsets)):
+            return "onsets must rise from step to step"
+        return None
+
 
 def judge_period(
     observation: Observation, signal: str, interval: int, state: PeriodicState

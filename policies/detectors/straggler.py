@@ -29,6 +29,12 @@ class StragglerState:
     ranks: tuple[int, ...] = ()
     ratios: tuple[float, ...] = ()
 
+    def contradiction(self) -> str | None:
+        """Return why no run can have stored these reports; None if one can."""
+        if len(self.ranks) != len(self.ratios):
+            return f"there are {len(self.ranks)} ranks for {len(self.ratios)} ratios"
+        return None
+
 
 def judge_straggler(
     observation: Observation, state: StragglerState, thresholds: DetectorThresholds
