@@ -4,8 +4,8 @@ Non-finite numbers are the strings "nan", "inf" and "-inf", since JSON has no ot
 
 What is read was once written, but may have been changed since. A document that no run could have
 written is refused as a whole: numbers that a double does not hold, lists longer than any window,
-samples that are not finite, and whatever the `contradiction` of a dataclass names. Such a method
-returns what its fields contradict each other in, or None; only reading calls it, not training.
+and whatever the `contradiction` of a dataclass names. Such a method returns what its fields
+contradict each other in, or None; only reading calls it, not training.
 """
 
 from __future__ import annotations
@@ -110,11 +110,7 @@ def _read_window(hint: Any, document: list[Any], where: str) -> tuple[Any, ...]:
     _require(
         len(document) <= _LONGEST, where, f"a list of at most {_LONGEST} entries", len(document)
     )
-    entries = tuple(_read(hint, entry, where) for entry in document)
-    if hint is float:
-        odd = next((entry for entry in entries if not math.isfinite(entry)), None)
-        _require(odd is None, where, "finite in every entry", odd)
-    return entries
+    return tuple(_read(hint, entry, where) for entry in document)
 
 
 def _read_union(options: tuple[Any, ...], document: Any, where: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
@@ -47,6 +48,8 @@ class Window:
 
     def contradiction(self) -> str | None:
         """Return why no run can have stored this window; None if one can."""
+        if not all(math.isfinite(value) for value in self.values):
+            return "values must be finite"
         if self.ordered != tuple(sorted(self.values)):
             return "ordered must hold the same numbers as values, smallest first"
         return None

@@ -70,7 +70,9 @@ class CourseState:
 
     def contradiction(self) -> str | None:
         """Return why no run can have stored these norms; None if one can."""
-        return "norms must be above 0" if any(norm <= 0.0 for norm in self.norms) else None
+        if not all(0.0 < norm < math.inf for norm in self.norms):
+            return "norms must be finite and above 0"
+        return None
 
 
 def judge_course(
