@@ -85,6 +85,8 @@ class Limits:
     tensor_parallel_inside_node: bool = False
     vocab_divisible: bool = False
     """The vocabulary must divide over the tensor parallel ranks without padding."""
+    framework: str = "mindspore"
+    """Whose own rules hold besides: `mindspore`, `mindformers` (both), or `other` (neither)."""
 
 
 @dataclass(frozen=True, kw_only=True)

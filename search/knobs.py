@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from mindtune.search.errors import SearchError
 from mindtune.search.stage_list import parse_stage_list, stage_list_text
+from mindtune.search.unknown_knobs import DERIVED, refusal
 
 __all__ = ["DERIVED", "ENV_PREFIX", "KNOBS", "Config", "Knob", "KnobValue", "canonical",
            "describe", "differences", "knob", "knob_text"]  # fmt: skip
@@ -21,11 +22,6 @@ Config = dict[str, KnobValue]
 """Knob name -> canonical value."""
 
 ENV_PREFIX = "env."
-DERIVED = {
-    "micro_batch_num": "global_batch_size / (data_parallel * micro_batch_size)",
-    "global_batch_size": "training.global_batch_size",
-}
-"""Names that follow from others and are never searched, with where they come from."""
 
 
 @dataclass(frozen=True)
@@ -191,19 +187,13 @@ def knob(name: str) -> Knob:
     """Return the knob called `name`.
 
     Raises:
-        SearchError: if there is none; derived names get their own explanation.
+        SearchError: if there is none, with the reason why it cannot be searched.
     """
     if name in KNOBS:
         return KNOBS[name]
     if name.startswith(ENV_PREFIX) and re.fullmatch(r"[A-Za-z_]\w*", name[len(ENV_PREFIX) :]):
         return Knob(name, "environment variable of the launcher", _text, None)
-    if name in DERIVED:
-        raise SearchError(
-            f"knob {name!r} cannot be searched: it follows from {DERIVED[name]}; remove it."
-        )
-    raise SearchError(
-        f"knob names must be one of {', '.join(KNOBS)} or env.NAME, but got {name!r}."
-    )
+    raise SearchError(refusal(name, KNOBS))
 
 
 def canonical(name: str, value: object) -> KnobValue:

@@ -83,7 +83,7 @@ def _interleave_needs_pipeline(config: Config, cost: CostModel) -> str | None:
     if stages == 1:
         return f"pp_interleave_num = {chunks} needs pipeline_stage > 1, but it is 1"
     rounds = layout.micro_batch_num(config, cost.facts)
-    if rounds is not None and rounds % stages:
+    if rounds is not None and rounds % stages and cost.facts.limits.framework != "other":
         return (
             f"with pp_interleave_num = {chunks}, micro_batch_num = {rounds} must be a multiple of "
             f"pipeline_stage = {stages}"
@@ -94,7 +94,9 @@ def _interleave_needs_pipeline(config: Config, cost: CostModel) -> str | None:
 def _micro_batches_fill_pipeline(config: Config, cost: CostModel) -> str | None:
     stages = layout.pipeline_stage(config)
     rounds = layout.micro_batch_num(config, cost.facts)
-    if rounds is None or rounds >= stages:
+    # MindSpore's PipelineCell asks for it ("micro_size must be greater or equal to pipeline
+    # stages"); a published table of another program has runs with fewer.
+    if rounds is None or rounds >= stages or cost.facts.limits.framework == "other":
         return None
     return f"micro_batch_num = {rounds} must be at least pipeline_stage = {stages}"
 

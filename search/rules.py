@@ -115,15 +115,15 @@ _UNAVAILABLE_COMPRESSION = {
 }
 
 
-def _compression_method(config: Config, _cost: CostModel) -> str | None:
+def _compression_method(config: Config, cost: CostModel) -> str | None:
     method = str(config["gradient_compression"])
     why = _UNAVAILABLE_COMPRESSION.get(method.partition(":")[0])
-    if why is None:
+    if why is None or cost.facts.limits.framework == "other":
         return None
     return f"gradient_compression = {method} cannot be run: {why}; use none, float16 or topk:R"
 
 
-def _compression_needs_replicas(config: Config, _cost: CostModel) -> str | None:
+def _compression_needs_replicas(config: Config, cost: CostModel) -> str | None:
     method = str(config["gradient_compression"])
     if method == "none":
         return None
@@ -131,6 +131,8 @@ def _compression_needs_replicas(config: Config, _cost: CostModel) -> str | None:
         return (
             f"gradient_compression = {method} needs gradients to exchange, but data_parallel = 1"
         )
+    if cost.facts.limits.framework == "other":
+        return None
     for name in ("pipeline_stage", "context_parallel", "expert_parallel"):
         if config[name] != 1:
             return (
@@ -161,6 +163,32 @@ def _offload_needs_device(config: Config, cost: CostModel) -> str | None:
     if not config["optimizer_offload"] or cost.facts.cluster.device.lower() != "cpu":
         return None
     return "optimizer_offload = true has no effect on device cpu: its memory is the host's"
+
+
+def _context_needs_flash_attention(config: Config, cost: CostModel) -> str | None:
+    degree, model = layout.context_parallel(config), cost.facts.model
+    if not _is_mindformers(cost) or degree == 1 or model is None or model.flash_attention:
+        return None
+    return (
+        f"context_parallel = {degree} needs flash attention in MindFormers, but "
+        "model.flash_attention is false"
+    )
+
+
+def _experts_need_sequence_parallel(config: Config, cost: CostModel) -> str | None:
+    tensor, model = layout.model_parallel(config), cost.facts.model
+    if not _is_mindformers(cost) or tensor == 1 or model is None or not model.num_experts:
+        return None
+    if config["use_seq_parallel"]:
+        return None
+    return (
+        f"model_parallel = {tensor} with num_experts = {model.num_experts} needs use_seq_parallel "
+        "= true in MindFormers, but it is false"
+    )
+
+
+def _is_mindformers(cost: CostModel) -> bool:
+    return cost.facts.limits.framework == "mindformers"
 
 
 def _memory(config: Config, cost: CostModel) -> str | None:
@@ -208,6 +236,13 @@ RULES: tuple[Rule, ...] = (
     Rule("experts_inside_data_parallel",
          "expert_parallel needs experts, and divides data_parallel and num_experts",
          ("expert_parallel", "data_parallel"), _experts_inside_data_parallel),
+    # MindFormers checks these two under semi_auto_parallel (`check_rules`).
+    Rule("context_needs_flash_attention",
+         "context_parallel > 1 needs flash attention, with constraints.framework = mindformers",
+         ("context_parallel",), _context_needs_flash_attention),
+    Rule("experts_need_sequence_parallel",
+         "experts with model_parallel > 1 need use_seq_parallel, with constraints.framework = "
+         "mindformers", ("model_parallel", "use_seq_parallel"), _experts_need_sequence_parallel),
     *RECOMPUTE_RULES,
     _HARD["max_recompute_share"],
     Rule("sharding_needs_data_parallel", "optimizer_sharding needs data_parallel > 1",

@@ -29,6 +29,7 @@ __all__ = [
 _LARGEST = 2**53
 """Whole numbers up to here are floats without loss."""
 _MAX_DEVICES = 1_000_000
+_LEAST_MEMORY = 2**20
 Positive = Field(gt=0, le=_LARGEST)
 
 
@@ -161,6 +162,16 @@ class ClusterSection(ContractModel):
             raise ValueError("must be a positive number of FLOP/s such as 313e12, or `measure`")
         return value
 
+    @field_validator("device_memory")
+    @classmethod
+    def _no_bare_gigabytes(cls, value: int | None) -> int | None:
+        if value is not None and value < _LEAST_MEMORY:
+            raise ValueError(
+                f"must be at least 1MB, but got {value} bytes; a number without a unit is bytes: "
+                "write 64GB"
+            )
+        return value
+
     @model_validator(mode="after")
     def _whole_nodes(self) -> ClusterSection:
         per_node = self.devices_per_node
@@ -203,6 +214,8 @@ class ConstraintsSection(ContractModel):
     """Reject tensor parallel groups that span nodes."""
     vocab_divisible: bool = False
     """Reject a tensor parallel degree that the vocabulary has to be padded for."""
+    framework: Literal["mindspore", "mindformers", "other"] = "mindspore"
+    """Whose own rules hold besides; other: neither MindSpore's nor those of our reducer."""
 
 
 class ScoreSection(ContractModel):

@@ -131,6 +131,13 @@ CASES = [
      "must divide data_parallel = 4", {"expert_parallel": 4, "data_parallel": 4}),
     ("experts_inside_data_parallel", {"expert_parallel": 16}, {"model": MOE},
      "num_experts = 8 .* 16", {"expert_parallel": 8}),
+    ("context_needs_flash_attention", {"context_parallel": 2},
+     {"limits": {"framework": "mindformers"}, "shape": {"flash_attention": False}},
+     "context_parallel = 2 needs flash attention", {"context_parallel": 1}),
+    ("experts_need_sequence_parallel", {"model_parallel": 2},
+     {"limits": {"framework": "mindformers"}, "model": MOE},
+     "model_parallel = 2 with num_experts = 8 needs use_seq_parallel",
+     {"model_parallel": 2, "use_seq_parallel": True}),
     ("recompute_interval", {"recompute": "interval:25"}, {}, "num_layers = 24: it would repeat none",
      {"recompute": "interval:24"}),
     ("max_recompute_share", {"recompute": "full"}, {"limits": {"max_recompute_share": 0.1}},
@@ -201,6 +208,29 @@ def test_rule_rejects_with_its_numbers_and_lets_the_neighbour_pass(name, bad, ch
 def test_every_rule_has_a_case():
     assert {case[0] for case in CASES} == {rule.name for rule in RULES}
     assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+def test_rules_of_a_framework_hold_for_its_programs_alone():
+    """Other programs ran with fewer micro-batches than stages, and compress by themselves."""
+    moe_without_flash = {"model": MOE, "shape": {"flash_attention": False}}
+    cases = [
+        ("micro_batches_fill_pipeline", {"pipeline_stage": 8}, {"mindspore", "mindformers"}),
+        ("interleave_needs_pipeline", {"pp_interleave_num": 2, "pipeline_stage": 3},
+         {"mindspore", "mindformers"}),
+        ("interleave_needs_pipeline", {"pp_interleave_num": 2}, {"mindspore", "mindformers", "other"}),
+        ("compression_method", {"gradient_compression": "powersgd:4"}, {"mindspore", "mindformers"}),
+        ("compression_needs_replicas", {"gradient_compression": "float16", "pipeline_stage": 2},
+         {"mindspore", "mindformers"}),
+        ("compression_needs_replicas", {"gradient_compression": "float16", "data_parallel": 1},
+         {"mindspore", "mindformers", "other"}),
+        ("context_needs_flash_attention", {"context_parallel": 2}, {"mindformers"}),
+        ("experts_need_sequence_parallel", {"model_parallel": 2}, {"mindformers"}),
+    ]  # fmt: skip
+    for name, knobs, rejecting in cases:
+        for framework in ("mindspore", "mindformers", "other"):
+            given_facts = facts(**moe_without_flash, limits={"framework": framework})
+            found = reason(name, complete(**knobs), given_facts)
+            assert (found is not None) == (framework in rejecting), (name, framework)
 
 
 def test_unset_limits_reject_nothing():
