@@ -100,15 +100,10 @@ def _smallest_hitting_set(sets: list[frozenset[int]]) -> tuple[int, ...]:
 def _conflict(space: Space, cost: CostModel, rules: list[Rule]) -> Conflict:
     reasons, left = [], []
     for rule in rules:
-        others = [other for other in RULES if other is not rule]
-        found: list[Config] = []
-        count = 0
-        for config in walk(space, cost, others):
-            count += 1
-            found = found or [config]
-        example = found[0] if found else _rejected(space, cost, rule)
+        freed = list(walk(space, cost, [other for other in RULES if other is not rule]))
+        example = _nearest(space, cost, rule, freed) if freed else _rejected(space, cost, rule)
         reasons.append(rule.check(space.complete(example), cost) or rule.summary)
-        left.append(count)
+        left.append(len(freed))
     read = dict.fromkeys(name for rule in rules for name in rule.reads if rule.reads != COST_KNOBS)
     values = "; ".join(
         f"{name} {', '.join(map(knob_text, space.choices[name]))}"
@@ -119,6 +114,13 @@ def _conflict(space: Space, cost: CostModel, rules: list[Rule]) -> Conflict:
     guarded = any(rule.reads == COST_KNOBS for rule in rules)
     among = "all that fill the cluster with whole micro-batches" if guarded else "all of them"
     return Conflict(tuple(rules), tuple(reasons), tuple(left), values, among)
+
+
+def _nearest(space: Space, cost: CostModel, rule: Rule, freed: list[Config]) -> Config:
+    """Return the config to tell of: the one that needs the least memory, where that is asked."""
+    if rule.reads != COST_KNOBS:
+        return freed[0]
+    return min(freed, key=lambda config: cost.memory_bytes(space.complete(config)) or 0.0)
 
 
 def _rejected(space: Space, cost: CostModel, rule: Rule) -> Config:

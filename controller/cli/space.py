@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.padding import Padding
 from rich.table import Table
 
 from mindtune.controller.cli.console import out, print_json
@@ -123,14 +124,29 @@ def _print_report(report: SpaceReport, listing: SpaceOutput) -> None:
     from mindtune.search.knobs import describe
 
     console = out()
-    console.print(f"{listing.total} configs, {listing.feasible} feasible")
-    rules = Table("rule", "rejects", "reason (of one of them)", box=None)
+    share = 1 - listing.feasible / listing.total
+    console.print(
+        f"{listing.total} configs, {listing.feasible} feasible; rules reject {share:.0%} before "
+        "anything runs"
+    )
+    searched = report.space.searched
+    silent = sum(not rule.count for rule in listing.rejected)
     for rule in listing.rejected:
-        rules.add_row(rule.rule, str(rule.count), rule.reason)
-    console.print(rules)
+        if rule.count:
+            console.print(f"\n{rule.count} rejected by {rule.rule}")
+            _print_reason(rule.reason, rule.example, searched)
+    if silent:
+        console.print(f"\n{silent} other rules reject nothing here; --json lists them")
     if report.emptied_by is not None:
-        console.print(report.emptied_by)
+        console.print(f"\n{report.emptied_by}")
         return
+    spoken = [advice for advice in listing.advice if advice.count]
+    if spoken:
+        console.print("\nadvice, which orders and rejects nothing:")
+    for advice in spoken:
+        console.print(f"{advice.rule} speaks against {advice.count} of the feasible configs")
+        _print_reason(advice.reason, advice.example, searched)
+    console.print()
     common = _common([entry.config for entry in report.configs])
     if common:
         console.print(f"every feasible config has {describe(common)}")
@@ -148,6 +164,16 @@ def _print_report(report: SpaceReport, listing: SpaceOutput) -> None:
     shown = min(len(listing.configs), _SHOWN)
     if listing.feasible > shown:
         console.print(f"... and {listing.feasible - shown} more; --json lists them")
+
+
+def _print_reason(reason: str, example: Config | None, searched: Sequence[str]) -> None:
+    """Print why, and one config that it is said of, by the knobs that tell configs apart."""
+    from mindtune.search.knobs import describe
+
+    own = {name: value for name, value in (example or {}).items() if name in searched}
+    for line in (reason, f"e.g. {describe(own)}" if own else ""):
+        if line:
+            out().print(Padding(line, (0, 0, 0, 4), expand=False))
 
 
 def _common(configs: Sequence[Config]) -> Config:

@@ -240,7 +240,8 @@ class KnobOverride(ContractModel):
 
     knob: str
     values: dict[str, Any] = Field(default_factory=dict)
-    """Canonical value (as text) -> value in the user's config; empty: both spell it alike."""
+    """Canonical value (as text) -> value in the user's config; empty: both spell it alike. A key
+    `layers:*` stands for every value that begins so, and the value `{list}` for its numbers."""
     create: bool = False
     """Add the key where the base config lacks it; otherwise that is an error."""
 

@@ -108,21 +108,26 @@ def _code(setup: StudySetup) -> dict[str, str]:
         for word in words
         if word.endswith((".py", ".sh")) and names_file(word, setup.folder)
     ]
+    named = {path.name: path for path in files}
     if "-m" in words[:-1]:
-        files += _module_files(words[words.index("-m") + 1])
+        named |= _module_files(words[words.index("-m") + 1])
     return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
+        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for name, path in named.items()
         if path.is_file()
     }
 
 
-def _module_files(name: str) -> list[Path]:
+def _module_files(name: str) -> dict[str, Path]:
+    """Return the files of a module, or of a package with all that lie below it."""
     spec = _find_spec(name)
     if spec is None or spec.origin is None:
-        return []
+        return {}
     origin = Path(spec.origin)
-    return sorted(origin.parent.glob("*.py")) if spec.submodule_search_locations else [origin]
+    if not spec.submodule_search_locations:
+        return {origin.name: origin}
+    root = origin.parent
+    return {str(path.relative_to(root)): path for path in sorted(root.rglob("*.py"))}
 
 
 def _find_spec(name: str) -> ModuleSpec | None:

@@ -28,13 +28,13 @@ from mindtune.controller.contract import (
 )
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.config_tree import get_key, set_key
+from mindtune.controller.trials.spelling import Spelling
 from mindtune.search.errors import SearchError
 from mindtune.search.knobs import (
     DERIVED,
     ENV_PREFIX,
     Config,
     KnobValue,
-    canonical,
     knob_text,
 )
 from mindtune.search.layout import DEGREES
@@ -58,9 +58,27 @@ def knob_environment(knobs: Mapping[str, KnobValue]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Target:
-    knob: str
-    values: Mapping[str, Any]
+    spelling: Spelling
     create: bool
+
+    @property
+    def knob(self) -> str:
+        return self.spelling.knob
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What one key of the base config says about its knob."""
+
+    key: str
+    value: Any
+    candidates: tuple[KnobValue, ...]
+    """Canonical values that it can mean, the first one preferred."""
+    spelling: Spelling
+
+    def allows(self, candidate: KnobValue) -> bool:
+        """Return whether it can mean this value."""
+        return candidate in self.candidates or self.spelling.means(self.value, candidate)
 
 
 @dataclass(frozen=True)
@@ -113,9 +131,9 @@ class TrialConfig:
         # Without a base config there is nothing that a key could be missing from.
         create = self.study.trial.base_config is None
         return [
-            (key, _Target(entry.knob, entry.values, entry.create or create))
+            (key, _Target(Spelling(entry.knob, entry.values), entry.create or create))
             if isinstance(entry, KnobOverride)
-            else (key, _Target(entry, {}, create))
+            else (key, _Target(Spelling(entry, {}), create))
             for key, entry in self.study.overrides.items()
         ]
 
@@ -128,16 +146,21 @@ class TrialConfig:
             ConfigError: if a value has no canonical spelling or two keys contradict each other.
         """
         config: Config = {}
+        readings: dict[str, list[_Reading]] = {}
         for key, target in self._targets():
-            value = self._read_back(key, target)
-            if value is None:
-                continue
-            if config.setdefault(target.knob, value) != value:
+            reading = self._read_back(key, target)
+            if reading is not None:
+                readings.setdefault(target.knob, []).append(reading)
+        for name, found in readings.items():
+            candidates = dict.fromkeys(value for entry in found for value in entry.candidates)
+            common = [c for c in candidates if all(entry.allows(c) for entry in found)]
+            if not common:
+                told = ", ".join(f"{entry.key} holds {entry.value!r}" for entry in found)
                 raise ConfigError(
-                    f"the keys of `overrides` for {target.knob} must hold one value in "
-                    f"{self.source}, but {key} holds {knob_text(value)} and another "
-                    f"{knob_text(config[target.knob])}; make them agree."
+                    f"the keys of `overrides` for {name} must hold one value in {self.source}, "
+                    f"but {told}; make them agree."
                 )
+            config[name] = common[0]
         for name in self.study.space:
             variable = name.removeprefix(ENV_PREFIX)
             if name.startswith(ENV_PREFIX) and variable in os.environ:
@@ -146,7 +169,7 @@ class TrialConfig:
             config.setdefault("precision", self.study.training.precision)
         return config
 
-    def _read_back(self, key: str, target: _Target) -> KnobValue | None:
+    def _read_back(self, key: str, target: _Target) -> _Reading | None:
         if target.knob in DERIVED:
             return None
         try:
@@ -155,22 +178,21 @@ class TrialConfig:
             if target.create:
                 return None
             raise
-        if target.values:
-            names = [name for name, entry in target.values.items() if entry == value]
-            if not names:
-                spelled = ", ".join(f"{name}: {entry!r}" for name, entry in target.values.items())
-                raise ConfigError(
-                    f"the value of {key} in {self.source} must stand for a value of "
-                    f"{target.knob} ({spelled}), but got {value!r}; add it to `values`."
-                )
-            value = names[0]
+        spelling = target.spelling
         try:
-            return canonical(target.knob, value)
-        except SearchError as error:
+            candidates = spelling.read(value)
+        except (SearchError, ValueError) as error:
             if value is None:
                 # Null in a user's config means that the program decides.
                 return None
             raise ConfigError(f"{self.source}: {key}: {error}") from None
+        if not candidates and value not in spelling.values.values():
+            spelled = ", ".join(f"{name}: {entry!r}" for name, entry in spelling.values.items())
+            raise ConfigError(
+                f"the value of {key} in {self.source} must stand for a value of "
+                f"{target.knob} ({spelled}), but got {value!r}; add it to `values`."
+            )
+        return _Reading(key, value, candidates, spelling)
 
     def overrides(self, knobs: Mapping[str, KnobValue]) -> dict[str, Any]:
         """Return dotted key -> value for one config, derived knobs included.
@@ -185,16 +207,14 @@ class TrialConfig:
         for key, target in self._targets():
             if target.knob not in known:
                 continue
-            value: Any = known[target.knob]
-            if target.values:
-                text = knob_text(value)
-                if text not in target.values:
-                    raise ConfigError(
-                        f"overrides.{key}.values must spell every value of {target.knob}, but "
-                        f"{text} is not among {', '.join(target.values)}; add it."
-                    )
-                value = target.values[text]
-            changed[key] = value
+            value = known[target.knob]
+            try:
+                changed[key] = target.spelling.write(value)
+            except KeyError:
+                raise ConfigError(
+                    f"overrides.{key}.values must spell every value of {target.knob}, but "
+                    f"{knob_text(value)} is not among {', '.join(target.spelling.values)}; add it."
+                ) from None
         return changed
 
     def environment(self, knobs: Mapping[str, KnobValue]) -> dict[str, str]:

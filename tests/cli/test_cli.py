@@ -109,10 +109,42 @@ def test_space_shows_a_person_only_what_tells_configs_apart(project, capsys):
     shown = capsys.readouterr().out
     assert "every feasible config has data_parallel=1\n" in shown
     assert "\n micro_batch_size=2 " in shown
-    assert shown.count("data_parallel=1") == 1
+    assert shown.partition("every feasible config")[2].count("data_parallel=1") == 1
     path = change(project, space={"data_parallel": [1], "micro_batch_size": [2]})
     assert main(["space", str(path)]) == 0
     assert "the only one" in capsys.readouterr().out
+
+
+def test_space_tells_a_newcomer_rule_count_reason_and_example(project, capsys):
+    assert main(["space", str(project / "study.yaml")]) == 0
+    shown = capsys.readouterr().out
+    assert "6 configs, 2 feasible; rules reject 67% before anything runs\n" in shown
+    rejected = shown.partition("\n3 rejected by degrees_fill_cluster\n")[2]
+    joined = " ".join(rejected.split())
+    assert joined.startswith("data_parallel x model_parallel")
+    assert (
+        "must be num_devices = 1, but 2 x 1 x 1 x 1 = 2 e.g. data_parallel=2, micro_batch"
+        in joined
+    )
+    assert "other rules reject nothing here; --json lists them" in shown
+
+
+def test_space_counts_the_advice_and_its_constraint_rejects(project, capsys):
+    space = {"data_parallel": [1], "model_parallel": [1, 2], "micro_batch_size": [4]}
+    changes = {"cluster": {"num_devices": 2, "devices_per_node": 1, "allow_idle": True}}
+    path = change(project, space=space, overrides={}, **changes)
+    assert main(["space", str(path)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "tensor_parallel_inside_node speaks against 1 of the feasible configs" in shown
+    assert main(["space", str(path), "--json"]) == 0
+    document = parse(SpaceOutput, json.loads(capsys.readouterr().out), source="space")
+    assert {a.rule: a.count for a in document.advice}["tensor_parallel_inside_node"] == 1
+    path = change(project, space=space, overrides={}, **changes,
+                  constraints={"tensor_parallel_inside_node": True})  # fmt: skip
+    assert main(["space", str(path), "--json"]) == 0
+    document = parse(SpaceOutput, json.loads(capsys.readouterr().out), source="space")
+    assert {r.rule: r.count for r in document.rejected}["tensor_parallel_inside_node"] == 1
+    assert document.feasible == 1
 
 
 def test_brackets_of_the_user_are_printed_as_they_stand(capsys):
