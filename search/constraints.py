@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import TypeVar
 
 from mindtune.search.advice import ADVICE, advice
 from mindtune.search.conflict import Conflict, smallest_conflict
-from mindtune.search.cost_model import CostModel, Prediction
+from mindtune.search.cost_model import COST_KNOBS, CostModel, Prediction
 from mindtune.search.knobs import Config, KnobValue, knob_text
 from mindtune.search.rules import RULES
 from mindtune.search.space import Space
@@ -203,21 +204,36 @@ class _Judge:
     def __init__(self, space: Space, cost: CostModel) -> None:
         self.spoken = _Tally(len(ADVICE))
         self._space, self._cost = space, cost
-        self._known: list[dict[tuple[KnobValue | None, ...], bool]] = [{} for _ in ADVICE]
+        self._is_timed = space.facts.cluster.is_timed
+        self._known: list[dict[tuple[KnobValue, ...], bool]] = [{} for _ in ADVICE]
+        # What reads all that costs remembers little: it is asked each time.
+        self._keys = [
+            None if soft.reads == COST_KNOBS else itemgetter(*soft.reads, _ALWAYS)
+            for soft in ADVICE
+        ]
 
     def __call__(self, config: Config) -> tuple[tuple[float, int], FeasibleConfig]:
         complete = self._space.complete(config)
         speaking = 0
-        for index, soft in enumerate(ADVICE):
-            known = self._known[index]
-            key = tuple(map(complete.get, soft.reads))
-            if key not in known:
-                known[key] = soft.advise(complete, self._cost) is not None
-            if known[key]:
+        for index, (soft, key_of, known) in enumerate(
+            zip(ADVICE, self._keys, self._known, strict=True)
+        ):
+            if key_of is None:
+                speaks = soft.advise(complete, self._cost) is not None
+            else:
+                key = key_of(complete)
+                if key not in known:
+                    known[key] = soft.advise(complete, self._cost) is not None
+                speaks = known[key]
+            if speaks:
                 self.spoken.add(index, 1, config)
                 speaking += 1
-        cost = self._cost.relative_cost(complete)
+        prediction = self._cost.predict(complete)
+        cost = prediction.step_time_s if self._is_timed else self._cost.relative_cost(complete)
         # Costs that differ by rounding are equal: advice decides.
-        level = math.inf if not cost else round(math.log(cost), 9)
-        entry = FeasibleConfig(config, self._cost.predict(complete), speaking)
-        return (level, speaking), entry
+        level = round(math.log(cost), 9) if cost else math.inf
+        return (level, speaking), FeasibleConfig(config, prediction, speaking)
+
+
+_ALWAYS = "data_parallel"
+"""A knob that every complete config has: with it a key is a tuple even of one knob."""

@@ -14,6 +14,9 @@ from mindtune.search.knobs import KnobValue
 
 __all__ = ["Encoding", "Flags", "Floats", "Points"]
 
+_ATTENTION_ALONE = 0.9
+"""Place of selective recomputation between none at 1 and full at 0: it adds a few percent."""
+
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -71,7 +74,7 @@ def _axis(name: str, values: Sequence[KnobValue]) -> tuple[dict[KnobValue, float
 
 def _position(name: str, value: KnobValue) -> float | None:
     if name == "recompute":
-        return memory_need(name, value)
+        return _ATTENTION_ALONE if value == "selective" else memory_need(name, value)
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return math.log2(value) if value > 0 else -1.0

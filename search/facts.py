@@ -72,6 +72,8 @@ class Limits:
 
     memory_utilization: float | None = None
     """Largest share of the device memory; None: all of it."""
+    min_memory_utilization: float | None = None
+    """Least share of the device memory: configs that leave more of it idle are not wanted."""
     max_pipeline_bubble: float | None = None
     """Largest share of a step that pipeline stages may wait."""
     max_recompute_share: float | None = None

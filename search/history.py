@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from mindtune.search.knobs import Config, KnobValue
+from mindtune.search.stage_list import parse_stage_list
 
 __all__ = ["MEMORY_KNOBS", "Attempt", "Inference", "infer", "memory_need", "needs_at_least"]
 
@@ -54,7 +56,7 @@ def memory_need(name: str, value: KnobValue) -> float | None:
     """Return a number that rises with the memory that a knob's value needs; None: no order.
 
     `selective` recomputation saves the attention scores only, which `interval:K` does not order
-    against: it compares with `none` and `full` alone.
+    against, and a list per stage says nothing of another stage: see `needs_at_least`.
     """
     if name == "micro_batch_size":
         return float(value)
@@ -79,11 +81,30 @@ def needs_at_least(config: Mapping[str, KnobValue], other: Mapping[str, KnobValu
             continue
         need, reference = memory_need(name, value), memory_need(name, other[name])
         if name == "recompute" and {need, reference} & {None}:
-            if not (value == "none" or other[name] == "full"):
+            if not _repeats_no_more(str(value), str(other[name])):
                 return False
         elif need is None or reference is None or need < reference:
             return False
     return True
+
+
+def _repeats_no_more(recompute: str, other: str) -> bool:
+    """Return whether one value certainly repeats nothing that the other does not."""
+    if recompute == "none" or other == "full":
+        return True
+    (kind, _, listed), (other_kind, _, other_listed) = (
+        recompute.partition(":"),
+        other.partition(":"),
+    )
+    if kind != other_kind or not listed:
+        return False
+    if not other_listed:
+        return True  # attention of some layers against that of all
+    rows, others = parse_stage_list(listed), parse_stage_list(other_listed)
+    if [len(row) for row in rows] != [len(row) for row in others]:
+        return False
+    pairs = zip(chain(*rows), chain(*others), strict=True)
+    return all(layers <= most for layers, most in pairs)
 
 
 def infer(config: Config, attempts: Iterable[Attempt]) -> Inference | None:

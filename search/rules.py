@@ -203,6 +203,22 @@ def _memory(config: Config, cost: CostModel) -> str | None:
     )
 
 
+def _memory_used(config: Config, cost: CostModel) -> str | None:
+    least, device_memory = (
+        cost.facts.limits.min_memory_utilization,
+        cost.facts.cluster.device_memory,
+    )
+    if least is None or device_memory is None:
+        return None
+    predicted = cost.memory_bytes(config)
+    if predicted is None or predicted >= least * device_memory:
+        return None
+    return (
+        f"predicted memory = {size_text(predicted)} must be at least min_memory_utilization x "
+        f"device_memory = {least:g} x {size_text(device_memory)}"
+    )
+
+
 _BY_TENSOR = ("model_parallel",)
 _HARD = {soft.name: soft.hard for soft in ADVICE}
 """Advice as the rules that they are where `constraints` set their limit."""
@@ -260,6 +276,8 @@ RULES: tuple[Rule, ...] = (
          ("optimizer_offload",), _offload_needs_device),
     Rule("memory", "the predicted memory fits; an unknown one rejects nothing",
          COST_KNOBS, _memory),
+    Rule("memory_used", "the device memory is used, if constraints.min_memory_utilization is set",
+         COST_KNOBS, _memory_used),
     _HARD["overlap_headroom"],
 )  # fmt: skip
 """The documented order."""

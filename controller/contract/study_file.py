@@ -198,6 +198,8 @@ class ConstraintsSection(ContractModel):
 
     memory_utilization: float | None = Field(default=None, gt=0, le=1)
     """Largest share of the device memory that a config may use."""
+    min_memory_utilization: float | None = Field(default=None, ge=0, le=1)
+    """Least share of the device memory that a config must use; for spaces full of timid ones."""
     max_pipeline_bubble: float | None = Field(default=None, ge=0, le=1)
     """Largest share of a step that pipeline stages may wait."""
     max_recompute_share: float | None = Field(default=None, ge=0, le=1)

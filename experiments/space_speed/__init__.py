@@ -1,0 +1,1 @@
+"""How long a space takes to be enumerated, ruled and ranked."""
