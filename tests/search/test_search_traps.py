@@ -131,7 +131,11 @@ def test_padding_is_to_a_multiple_of_128_per_tensor_rank(vocab, tensor, padded):
 
 def test_4_to_8_micro_batches_per_stage_are_advice_and_never_lose_a_config():
     """Enforced, they would have lost the best config of 3 in 16 published tables."""
-    spec = {"data_parallel": "auto", "pipeline_stage": "auto", "micro_batch_size": [1, 2, 4, 8]}
+    spec = {
+        "data_parallel": "auto",
+        "pipeline_stage": "auto",
+        "micro_batch_size": [1, 2, 4, 8, 16],
+    }
     free = check(Space.from_spec(spec, facts(batch=384)))
     bound = check(Space.from_spec(spec, facts(batch=384, min_micro_batches_per_stage=4,
                                               max_micro_batches_per_stage=8)))  # fmt: skip
