@@ -7,17 +7,22 @@ Three kinds of knowledge never mix: `Prediction` (a formula), `Measurement` (a t
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
+from typing import Any
 
+from mindtune.search.calibration import Prior, fit
 from mindtune.search.facts import StudyFacts
+from mindtune.search.forecasts import memory_forecast, time_forecast
 from mindtune.search.knobs import Config, KnobValue
 from mindtune.search.layout import DEGREES
-from mindtune.search.memory_model import MemoryParts, memory_parts
-from mindtune.search.time_model import TimeParts, time_parts
+from mindtune.search.memory_model import MemoryParts, MemoryRates, memory_parts, stage_memory
+from mindtune.search.time_model import TimeParts, TimeRates, time_parts
 
-__all__ = ["COST_KNOBS", "CostModel", "Measurement", "Prediction", "calibrate"]
+__all__ = [
+    "COST_KNOBS", "MEMORY_NOISE", "TIME_NOISE", "TRUSTED", "CostModel", "Measurement",
+    "Prediction", "calibrate",
+]  # fmt: skip
 
 COST_KNOBS = (
     *DEGREES, "expert_parallel", "pp_interleave_num", "offset", "use_seq_parallel",
@@ -51,16 +56,14 @@ class CostModel:
     """The formulas with this study's corrections."""
 
     facts: StudyFacts
-    memory_scale: float = 1.0
-    memory_offset: float = 0.0
-    """Bytes that every rank needs besides: runtime, buffers, fragmentation."""
-    time_scale: float = 1.0
+    memory_rates: MemoryRates = field(default_factory=MemoryRates)
+    time_rates: TimeRates = field(default_factory=TimeRates)
     calibrated_by: int = 0
     """Measurements behind the corrections; 0: formulas alone."""
-    _known: dict[tuple[KnobValue | None, ...], tuple[MemoryParts | None, TimeParts | None]] = (
-        field(default_factory=dict, init=False, compare=False, repr=False)
+    _known: dict[tuple[KnobValue | None, ...], tuple[float | None, TimeParts | None]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
     )
-    """Parts by the knobs that decide them: most configs of a large space share theirs."""
+    """Memory and time by the knobs that decide them: most configs of a large space share them."""
 
     @property
     def memory_limit(self) -> float | None:
@@ -69,34 +72,34 @@ class CostModel:
         return None if memory is None else memory * (self.facts.limits.memory_utilization or 1.0)
 
     def memory_parts(self, config: Config) -> MemoryParts | None:
-        """Return the formula's parts of a complete config."""
-        return self._parts(config)[0]
+        """Return the formula's parts of a complete config on its worst stage."""
+        return memory_parts(config, self.facts, self.memory_rates)
 
     def time_parts(self, config: Config) -> TimeParts | None:
         """Return the formula's parts of a complete config."""
         return self._parts(config)[1]
 
-    def _parts(self, config: Config) -> tuple[MemoryParts | None, TimeParts | None]:
+    def _parts(self, config: Config) -> tuple[float | None, TimeParts | None]:
         key = tuple(map(config.get, COST_KNOBS))
         known = self._known.get(key)
         if known is None:
-            known = (memory_parts(config, self.facts), time_parts(config, self.facts))
+            parts = self.memory_parts(config)
+            memory = None if parts is None else parts.total(self.memory_rates)
+            known = (memory, time_parts(config, self.facts))
             self._known[key] = known
         return known
 
     def memory_bytes(self, config: Config) -> float | None:
         """Return the predicted memory of the worst rank.
 
-        Offset and scale are never negative, so it cannot fall below the scaled static part.
+        Rates are positive, so it cannot fall below what states alone take.
         """
-        parts = self.memory_parts(config)
-        return None if parts is None else self.memory_offset + self.memory_scale * parts.total
+        return self._parts(config)[0]
 
     def step_time_s(self, config: Config) -> float | None:
         """Return the predicted time of a step."""
         parts = self.time_parts(config)
-        total = None if parts is None else parts.total
-        return None if total is None else self.time_scale * total
+        return None if parts is None else parts.total(self.time_rates)
 
     def relative_cost(self, config: Config) -> float | None:
         """Return a number that orders configs by expected time, known even without a peak.
@@ -107,7 +110,7 @@ class CostModel:
         parts = self.time_parts(config)
         if parts is None:
             return None
-        return parts.total if self.facts.cluster.is_timed else parts.work
+        return parts.total(self.time_rates) if self.facts.cluster.is_timed else parts.work
 
     def predict(self, config: Config) -> Prediction:
         """Return what is expected of a complete config."""
@@ -126,44 +129,65 @@ class CostModel:
         return model.step_flops(tokens) / (step_time_s * cluster.peak_flops * cluster.num_devices)
 
 
-def calibrate(model: CostModel, measurements: Sequence[Measurement]) -> CostModel:
-    """Return the model whose corrections fit the measurements best.
+_TIME_SPREADS = TimeRates(
+    compute=0.3, attention=0.6, traffic=0.7, near_exchange=0.7, far_exchange=0.6, context=0.8,
+    pipeline=0.9, expert=1.0, launch=0.8, synchronization=0.6, pipelined_synchronization=1.0,
+    message=1.1, stall=2.5, sharded_stall=2.5, near_gradients=0.9, far_gradients=0.9,
+    optimizer=1.5, step=1.0,
+)  # fmt: skip
+_MEMORY_SPREADS = MemoryRates(
+    states=0.06, buffers=1.2, activations=0.3, gathered=1.5, logits=0.3, fixed=0.8
+)
+"""Standard deviations of the rates' logarithms between trainings; like the rates' defaults, their
+means, they are what experiments/model_accuracy learns from all its tables."""
+TIME_NOISE, MEMORY_NOISE = 0.1, 0.05
+"""Relative errors of a calibrated formula, by the same experiment."""
+TRUSTED = 2.0
+"""Factor by which the formulas may be off before all rates move at once."""
 
-    Time: one factor, the median ratio. Memory: the median ratio, or, from three different
-    configs on, the line measured = offset + scale * predicted (least squares, scale > 0); the
-    allocator's peak is linear in the micro-batch size. What a trial did not measure is left out:
-    a crashed one is no evidence of 0 bytes.
+
+def calibrate(model: CostModel, measurements: Sequence[Measurement]) -> CostModel:
+    """Return the model whose rates fit the measurements best.
+
+    What a trial did not measure is left out: a crashed one is no evidence of 0 bytes. Where the
+    machine's speed is unknown, only memory is calibrated.
     """
     plain = CostModel(model.facts)
-    times, memories = [], []
+    stages, memories, steps, times = [], [], [], []
     for seen in measurements:
-        step_time = plain.step_time_s(seen.config)
-        if step_time and seen.step_time_s and math.isfinite(seen.step_time_s):
-            times.append(seen.step_time_s / step_time)
-        parts = plain.memory_parts(seen.config)
-        if parts is not None and seen.memory_bytes and math.isfinite(seen.memory_bytes):
-            memories.append((parts.total, seen.memory_bytes))
-    offset, scale = _line(memories)
+        own = stage_memory(seen.config, model.facts)
+        if own is not None and _is_measured(seen.memory_bytes):
+            stages.append(own)
+            memories.append(seen.memory_bytes)
+        parts = time_parts(seen.config, model.facts)
+        if parts is not None and parts.amounts is not None and _is_measured(seen.step_time_s):
+            steps.append(parts)
+            times.append(seen.step_time_s)
+    if not memories and not times:
+        return plain
+    memory_rates, time_rates = plain.memory_rates, plain.time_rates
+    if memories:
+        forecast = memory_forecast(stages)
+        memory_rates = _fitted(forecast, memories, memory_rates, _MEMORY_SPREADS, MEMORY_NOISE)
+    if times:
+        forecast = time_forecast(steps)
+        time_rates = _fitted(forecast, times, time_rates, _TIME_SPREADS, TIME_NOISE)
     return replace(
         plain,
-        time_scale=statistics.median(times) if times else 1.0,
-        memory_scale=scale,
-        memory_offset=offset,
+        memory_rates=memory_rates,
+        time_rates=time_rates,
         calibrated_by=max(len(times), len(memories)),
     )
 
 
-def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return offset and scale of measured over predicted bytes."""
-    if not points:
-        return 0.0, 1.0
-    ratio = statistics.median(measured / predicted for predicted, measured in points)
-    if len({predicted for predicted, _ in points}) < 3:
-        return 0.0, ratio
-    mean_x = statistics.fmean(predicted for predicted, _ in points)
-    mean_y = statistics.fmean(measured for _, measured in points)
-    spread = sum((predicted - mean_x) ** 2 for predicted, _ in points)
-    scale = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
-    offset = mean_y - scale * mean_x
-    # A falling line, or one that starts below zero, is noise: keep the ratio.
-    return (offset, scale) if scale > 0 and offset >= 0 else (0.0, ratio)
+def _is_measured(value: float | None) -> bool:
+    return value is not None and value > 0 and math.isfinite(value)
+
+
+def _fitted(forecast: Any, measured: Sequence[Any], usual: Any, spreads: Any, noise: float) -> Any:
+    """Return rates of the kind of `usual`."""
+    import numpy as np  # noqa: PLC0415 - `space` must start without it
+
+    prior = Prior(tuple(map(math.log, astuple(usual))), astuple(spreads))
+    found = fit(forecast, np.log(np.array(measured, dtype=float)), prior, noise, trusted=TRUSTED)
+    return type(usual)(*map(math.exp, found.log_rates))

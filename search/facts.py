@@ -6,10 +6,11 @@ means unknown, and nothing that is unknown is ever guessed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mindtune.search.errors import SearchError
 from mindtune.search.model_shape import ModelShape
+from mindtune.search.program import Program
 
 __all__ = ["Cluster", "Limits", "StudyFacts", "Training"]
 
@@ -100,3 +101,4 @@ class StudyFacts:
     model: ModelShape | None = None
     """None: no cost model and no MFU; rules about the model's sizes do not fire."""
     limits: Limits = Limits()
+    program: Program = field(default_factory=Program)

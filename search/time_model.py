@@ -1,188 +1,333 @@
-"""Time of an optimizer step, part by part, in seconds.
+"""Time of an optimizer step, part by part.
 
-Sources: pipeline schedule T = (m + (p - 1) / v) * t_micro (Narayanan et al., arXiv 2104.04473);
-ring exchanges send 2 (n - 1) / n of the data per rank (Patarasuk and Yuan, 2009); tensor parallel
-layers exchange their output twice forward and twice backward, and twice more where they are
-recomputed (Shoeybi et al., arXiv 1909.08053); parameter sharding sends half as much again (ZeRO,
-arXiv 1910.02054, section 7). The optimizer's own time and the data pipeline are left to
-calibration.
+Each part is what it would take at the machine's stated speed; `TimeRates` says how many times
+longer it really takes, and is what trials calibrate. Micro-batches pass the pipeline in
+m + (p - 1) / v rounds (Narayanan et al., arXiv 2104.04473, section 2.2). Within a round the host
+launches kernels while the device computes, so the slower of the two decides; gradients' exchange
+and the optimizer come after.
+
+Sources: ring exchanges send 2 (n - 1) / n of the data per rank (Patarasuk and Yuan, 2009), over
+as many links between nodes as the group has ranks in a node (NCCL builds a ring per link); tensor
+parallel layers exchange their output twice forward and twice backward, and twice more where they
+are recomputed (Shoeybi et al., arXiv 1909.08053); parameter sharding gathers weights forward and
+backward in every round (ZeRO, arXiv 1910.02054, section 7; PyTorch FSDP, arXiv 2304.11277).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter, mul
 
 from mindtune.search import layout
 from mindtune.search.facts import StudyFacts
 from mindtune.search.knobs import Config
-from mindtune.search.model_shape import ModelShape, recomputed_layers
+from mindtune.search.model_shape import ModelShape
 
-__all__ = ["TimeParts", "time_parts"]
+__all__ = ["DEVICE", "HOST", "OVERLAP_POWER", "TimeParts", "TimeRates", "time_parts"]
 
-_EFFICIENCY = 0.5
-"""Share of the peak that large products reach before any calibration: about what published
-runs report (40 - 60 %); one scalar that every calibration replaces."""
-_LAUNCH_S, _LAUNCH_FACTOR = 1e-3, 3.0
-"""Seconds per layer and micro-batch that launching costs whatever the size, and how much more
-with tensor parallelism, whose collectives wait for each other. Chosen among a few round values on
-published tables (so an in-sample figure): nanotron's 1.3B rows rank at 0.80 instead of 0.53
-(Spearman, median over groups) with it, bigscience's V100 rows at 0.94 instead of 0.62."""
+_FLOPS_PER_BYTE = 200.0
+"""FLOPs that a device computes while its memory moves a byte: 140 (V100) to 300 (H100) by the
+vendors' sheets, 196 for Ascend 910B."""
+_OPTIMIZER_TRAFFIC = 32.0
+"""Bytes that an Adam step reads and writes per parameter: four float32 tensors, both ways."""
+_COMPRESSION_TRAFFIC = {"float16": 12.0, "topk": 48.0}
+"""Bytes per parameter that a reducer reads and writes: a cast there and back; selecting passes
+several times over values and indices."""
 _OVERLAPPED = 0.7
 """Share of a gradient exchange that hides behind the backward pass where overlap is on."""
+OVERLAP_POWER = 4.0
+"""Power of the smooth maximum of host and device: 2 ** (1 / 4) = 1.19 where both take equally
+long. Between 1 (their sum) and 4, published tables fit best with 4 (model_accuracy)."""
+
+
+@dataclass(frozen=True)
+class TimeRates:
+    """How many times longer than at the stated speed each part takes.
+
+    The defaults are means over the tables of experiments/model_accuracy; trials replace them.
+    """
+
+    compute: float = 1.6
+    """Matrix products: the inverse of their share of the peak."""
+    attention: float = 4.8
+    traffic: float = 4.1
+    near_exchange: float = 1.8
+    far_exchange: float = 2.8
+    context: float = 1.5
+    pipeline: float = 2.8
+    expert: float = 4.9
+    launch: float = 1.8
+    synchronization: float = 1.1
+    pipelined_synchronization: float = 3.1
+    message: float = 6.4
+    stall: float = 0.02
+    sharded_stall: float = 0.02
+    near_gradients: float = 2.2
+    far_gradients: float = 7.9
+    optimizer: float = 2.9
+    step: float = 2.3
 
 
 @dataclass(frozen=True)
 class TimeParts:
-    """Seconds of one step; None: unknown because a bandwidth or the peak is."""
+    """Seconds of one step at the stated speed; None: unknown because a bandwidth or peak is.
+
+    The fields up to `work` are those of `TimeRates`, in their order.
+    """
 
     compute: float | None
-    """Matrix products of all micro-batches, recomputation included."""
-    bubble: float | None
-    launch: float
-    """Fixed cost per layer and micro-batch."""
-    tensor: float | None
+    """Matrix products of all rounds on the busiest stage, recomputation and bubble included."""
+    attention: float | None
+    """Scores and values, of which fused kernels compute the causal half."""
+    traffic: float | None
+    """Activations written and read: what makes narrow matrices slow."""
+    near_exchange: float | None
+    """Tensor parallelism inside a node."""
+    far_exchange: float | None
+    """Tensor parallelism between nodes."""
     context: float | None
     pipeline: float | None
+    """Activations between stages."""
     expert: float | None
-    data: float | None
+    launch: float
+    """1 ms per layer and round, whatever the size."""
+    synchronization: float
+    """0.5 ms per layer, round and rank of a tensor parallel group: they wait for each other."""
+    pipelined_synchronization: float
+    """The same where there is a pipeline besides, whose messages come in between."""
+    message: float
+    """1 ms per message between stages."""
+    stall: float
+    """100 ms per round where pipelines of several replicas share the network and exchange whole
+    gradients: erratic, often 0."""
+    sharded_stall: float
+    """The same with a sharded optimizer."""
+    near_gradients: float | None
+    far_gradients: float | None
+    optimizer: float | None
+    """Its state's traffic, and that of a gradient compression."""
+    step: float
+    """20 ms for everything that happens once."""
     work: float
     """FLOPs on the critical path of one rank, bubble included: known without any peak."""
 
     @property
-    def total(self) -> float | None:
-        """The step; None if any part is unknown."""
-        parts = (
-            self.compute, self.bubble, self.launch, self.tensor, self.context, self.pipeline,
-            self.expert, self.data,
-        )  # fmt: skip
-        total = 0.0
-        for part in parts:
-            if part is None:
-                return None
-            total += part
+    def amounts(self) -> tuple[float, ...] | None:
+        """The parts in the order of `TimeRates`; None if any is unknown."""
+        values: tuple[float, ...] = _VALUES(self)
+        return None if None in values else values
+
+    def total(self, rates: TimeRates) -> float | None:
+        """Return the seconds of a step at these rates; None if any part is unknown."""
+        amounts = self.amounts
+        if amounts is None:
+            return None
+        seconds = list(map(mul, _VALUES(rates), amounts))
+        device, host = sum(seconds[DEVICE]), sum(seconds[HOST])
+        # Scaled by the longer one, since powers of tiny numbers vanish.
+        longer, shorter = max(device, host), min(device, host)
+        share = (shorter / longer) ** OVERLAP_POWER if longer else 0.0
+        total: float = longer * (1.0 + share) ** (1.0 / OVERLAP_POWER) + sum(seconds[HOST.stop :])
         return total
 
 
+_NAMES = tuple(field.name for field in fields(TimeRates))
+_VALUES = attrgetter(*_NAMES)
+DEVICE = slice(0, 8)
+"""Parts that keep the device busy within a round."""
+HOST = slice(8, 12)
+"""Parts that keep the host busy within a round; those behind come after all rounds."""
+
+
 def time_parts(config: Config, facts: StudyFacts) -> TimeParts | None:
-    """Return the parts of a step; None without a model or with a batch that does not divide."""
-    model = facts.model
-    rounds = layout.micro_batch_num(config, facts)
+    """Return the parts of a step; None where they cannot be known.
+
+    That is without a model, with a batch that does not divide, or with a list per stage that is
+    not as long as there are stages.
+    """
+    rounds, model = layout.micro_batch_num(config, facts), facts.model
     if model is None or rounds is None:
         return None
-    stages, chunks = layout.pipeline_stage(config), layout.interleave(config)
-    tokens = layout.micro_batch_size(config) * model.seq_length / layout.context_parallel(config)
-    flops = tokens / layout.model_parallel(config) * _stage_flops(config, model)
-    waiting = (stages - 1) / chunks
-    peak = facts.cluster.peak_flops
-    per_round = None if peak is None else flops / (peak * _EFFICIENCY)
-    return TimeParts(
-        compute=None if per_round is None else rounds * per_round,
-        bubble=0.0 if stages == 1 else None if per_round is None else waiting * per_round,
-        launch=_launch(config, model, rounds + waiting),
-        tensor=_tensor(config, facts, model, tokens, rounds + waiting),
-        context=_context(config, facts, model, tokens, rounds + waiting),
-        pipeline=_pipeline(config, facts, model, tokens, rounds + waiting),
-        expert=_expert(config, facts, model, tokens, rounds + waiting),
-        data=_data(config, facts, model),
-        work=flops * (rounds + waiting),
-    )
-
-
-def _stage_flops(config: Config, model: ModelShape) -> float:
-    """Return FLOPs per token of the last stage, which has the output layer."""
     stages = layout.pipeline_stage(config)
-    recompute = model.recompute_flops(str(config["recompute"]))
-    layers = 3.0 * model.num_layers * model.layer_flops.total + recompute
-    return layers / stages + 3.0 * model.head_flops
+    lists = layout.stage_layers, layout.repeated_layers
+    if any(len(listed(config, model.num_layers)) != stages for listed in lists):
+        return None
+    return _Step(config, facts, model, rounds).parts()
 
 
-def _launch(config: Config, model: ModelShape, rounds: float) -> float:
-    factor = _LAUNCH_FACTOR if layout.model_parallel(config) > 1 else 1.0
-    return _LAUNCH_S * factor * rounds * layout.layers_per_stage(config, model.num_layers)
+class _Step:
+    """One step of a config."""
+
+    def __init__(
+        self, config: Config, facts: StudyFacts, model: ModelShape, micro_batches: int
+    ) -> None:
+        self._config, self._cluster, self._model = config, facts.cluster, model
+        self._tensor = layout.model_parallel(config)
+        self._stages = layout.pipeline_stage(config)
+        self._chunks = layout.interleave(config)
+        self._replicas = layout.data_parallel(config)
+        self._context = layout.context_parallel(config)
+        self._micro_batches = micro_batches
+        self._rounds = micro_batches + (self._stages - 1) / self._chunks
+        size = layout.micro_batch_size(config) * model.seq_length
+        self._tokens = size / self._context
+        self._element = 2 if layout.precision(config, facts) != "float32" else 4
+        self._activation = self._tokens * model.hidden_size * self._element
+        self._layers, self._repeated, self._flops, self._attention = self._busiest_stage()
+
+    def parts(self) -> TimeParts:
+        model, rounds, tensor, layers = self._model, self._rounds, self._tensor, self._layers
+        peak = self._cluster.peak_flops
+        memory = None if peak is None else peak / _FLOPS_PER_BYTE
+        near_gradients, far_gradients = self._gradients()
+        # Six exchanges with recomputation, four without.
+        exchanges = (4 * layers + 2 * self._repeated) * 2 * (tensor - 1) / tensor
+        near, far = self._group(exchanges * rounds * self._activation, tensor, 1)
+        # Ring attention passes every rank's keys and values around once forward, and backward
+        # again together with their gradients (Liu et al., arXiv 2310.01889).
+        context = self._context
+        passed = 3.0 * 2 * (context - 1) * self._tokens * model.kv_size / tensor * self._element
+        waits = layers * rounds * (tensor if tensor > 1 else 0)
+        flops, attention = rounds * self._flops, rounds * self._attention
+        stall = 0.1 * rounds * (1 - 1 / self._stages) if self._replicas > 1 else 0.0
+        is_sharded = self._config["optimizer_sharding"] != "none"
+        return TimeParts(
+            compute=_seconds(flops, peak),
+            attention=_seconds(attention, peak),
+            traffic=_seconds(rounds * self._traffic(), memory),
+            near_exchange=near,
+            far_exchange=far,
+            context=_sum(self._group(passed * layers * rounds, context, tensor)),
+            pipeline=self._between_stages(),
+            expert=self._experts(),
+            launch=1e-3 * rounds * (layers + self._repeated / 3),
+            synchronization=5e-4 * waits if self._stages == 1 else 0.0,
+            pipelined_synchronization=5e-4 * waits if self._stages > 1 else 0.0,
+            message=1e-3 * self._chunks * rounds if self._stages > 1 else 0.0,
+            stall=0.0 if is_sharded else stall,
+            sharded_stall=stall if is_sharded else 0.0,
+            near_gradients=near_gradients,
+            far_gradients=far_gradients,
+            optimizer=_seconds(self._update_traffic(), memory),
+            step=0.02,
+            work=flops + attention,
+        )
+
+    def _busiest_stage(self) -> tuple[float, float, float, float]:
+        """Return layers, repeated layers, FLOPs and attention's FLOPs of a round.
+
+        The last stage has the output layer besides.
+        """
+        model, config = self._model, self._config
+        layer = model.layer_flops
+        core = layer.attention_core * (0.5 if model.flash_attention else 1.0)
+        scale = self._tokens / self._tensor
+        counts: tuple[float, ...] = layout.stage_layers(config, model.num_layers)
+        if config["offset"] == "even":
+            counts = (model.num_layers / self._stages,) * self._stages
+        repeated = layout.repeated_layers(config, model.num_layers)
+        last = self._stages - 1
+        alike = len(set(counts)) == 1 and len(set(repeated)) == 1
+        stages = []
+        for number in (last,) if alike else range(self._stages):
+            count, (whole, cores) = counts[number], repeated[number]
+            head = 3.0 * model.head_flops if number == last else 0.0
+            passes = 3.0 * count + whole
+            flops = passes * (layer.total - layer.attention_core) + head
+            attention = (passes + cores) * core
+            stages.append((count, whole, flops * scale, attention * scale))
+        return max(stages, key=lambda stage: stage[2] + stage[3])
+
+    def _traffic(self) -> float:
+        """Return bytes that a round writes and reads.
+
+        As many as a layer's activations have (Korthikanti et al., arXiv 2205.05198), for each of
+        forward, the two backward products and recomputation a third of the three.
+        """
+        model, tensor = self._model, self._tensor
+        outside = 1 / tensor if self._config["use_seq_parallel"] else 1.0
+        hidden = model.hidden_size
+        mlp = (3 if model.gated_mlp else 2) * model.mlp_width * model.active_experts
+        bytes_per_token = 10 * hidden * outside
+        bytes_per_token += (4 * hidden + 4 * model.kv_size + 2 * mlp) / tensor
+        if not model.flash_attention:
+            bytes_per_token += 5 * model.num_heads * model.seq_length / tensor
+        passes = self._layers + self._repeated / 3
+        return self._tokens * self._element * bytes_per_token * passes
+
+    def _group(self, volume: float, ranks: int, stride: int) -> tuple[float | None, float | None]:
+        """Return seconds inside and between nodes of an exchange of `volume` bytes per rank.
+
+        Args:
+            volume: Bytes that each rank sends.
+            ranks: Size of the group.
+            stride: Distance of its neighbouring ranks.
+        """
+        if volume == 0.0:
+            return 0.0, 0.0
+        in_node = max(min(ranks, self._cluster.node_size // stride), 1)
+        if in_node >= ranks:
+            return _seconds(volume, self._cluster.intra_node_bandwidth), 0.0
+        return 0.0, _seconds(volume / in_node, self._cluster.inter_node_bandwidth)
+
+    def _between_stages(self) -> float | None:
+        if self._stages == 1:
+            return 0.0
+        # One activation forward and one gradient back per micro-batch and chunk.
+        volume = 2.0 * self._chunks * self._rounds * self._activation
+        if self._config["use_seq_parallel"]:
+            volume /= self._tensor
+        ranks = self._tensor * self._context * self._replicas * self._stages
+        is_near = ranks <= self._cluster.node_size
+        cluster = self._cluster
+        return _seconds(
+            volume, cluster.intra_node_bandwidth if is_near else cluster.inter_node_bandwidth
+        )
+
+    def _experts(self) -> float | None:
+        experts = layout.expert_parallel(self._config)
+        # Dispatch and combine, forward and backward: four all-to-alls per layer.
+        sent = 4.0 * self._layers * (experts - 1) / experts * self._rounds
+        routed = self._model.active_experts * self._activation / self._tensor
+        return _sum(self._group(sent * routed, experts, self._tensor))
+
+    def _held(self) -> float:
+        model = self._model
+        all_experts = model.num_layers * model.expert_layer_parameters
+        own_experts = all_experts / layout.expert_parallel(self._config)
+        return (model.num_parameters - all_experts + own_experts) / (self._tensor * self._stages)
+
+    def _gradients(self) -> tuple[float | None, float | None]:
+        ranks = self._replicas * self._context
+        share, held = (ranks - 1) / ranks, self._held()
+        method, _, ratio = str(self._config["gradient_compression"]).partition(":")
+        volume = 2 * share * 4.0 * held
+        if method == "float16":
+            volume /= 2
+        elif method == "topk":
+            # Every rank gathers the others' values and 32-bit indices.
+            volume = (ranks - 1) * 8.0 * float(ratio) * held
+        if self._config["optimizer_sharding"] == "parameter":
+            # Weights are gathered twice in every micro-batch, gradients scattered once.
+            volume = share * held * (2 * self._element * self._micro_batches + 4.0)
+        if self._config["comm_overlap"]:
+            volume *= 1 - _OVERLAPPED
+        return self._group(volume, ranks, self._tensor)
+
+    def _update_traffic(self) -> float:
+        held = self._held()
+        is_sharded = self._config["optimizer_sharding"] != "none"
+        method = str(self._config["gradient_compression"]).partition(":")[0]
+        reducer = _COMPRESSION_TRAFFIC.get(method, 0.0)
+        return held * (_OPTIMIZER_TRAFFIC / (self._replicas if is_sharded else 1) + reducer)
 
 
-def _bandwidth(facts: StudyFacts, span: int) -> float | None:
-    """Return bytes per second and rank of a group that spans `span` neighbouring devices."""
-    cluster = facts.cluster
-    if span <= cluster.node_size:
-        return cluster.intra_node_bandwidth
-    return cluster.inter_node_bandwidth
-
-
-def _seconds(volume: float, bandwidth: float | None) -> float | None:
-    if volume == 0.0:
+def _seconds(amount: float, speed: float | None) -> float | None:
+    if amount == 0.0:
         return 0.0
-    return None if bandwidth is None else volume / bandwidth
+    return None if speed is None else amount / speed
 
 
-def _activation_bytes(
-    config: Config, facts: StudyFacts, model: ModelShape, tokens: float
-) -> float:
-    return tokens * model.hidden_size * (2 if layout.precision(config, facts) != "float32" else 4)
-
-
-def _tensor(
-    config: Config, facts: StudyFacts, model: ModelShape, tokens: float, rounds: float
-) -> float | None:
-    tensor = layout.model_parallel(config)
-    repeated = recomputed_layers(str(config["recompute"]), model.num_layers) / model.num_layers
-    exchanges = (4 + 2 * repeated) * layout.layers_per_stage(config, model.num_layers)
-    ring = 2 * (tensor - 1) / tensor
-    volume = exchanges * ring * rounds * _activation_bytes(config, facts, model, tokens)
-    return _seconds(volume, _bandwidth(facts, tensor))
-
-
-def _context(
-    config: Config, facts: StudyFacts, model: ModelShape, tokens: float, rounds: float
-) -> float | None:
-    context = layout.context_parallel(config)
-    tensor = layout.model_parallel(config)
-    # Ring attention passes every rank's keys and values around once forward, and backward again
-    # together with their gradients (Liu et al., arXiv 2310.01889).
-    layers = layout.layers_per_stage(config, model.num_layers)
-    element = 2 if layout.precision(config, facts) != "float32" else 4
-    passed = 3.0 * 2 * (context - 1) * tokens * model.kv_size / tensor * element
-    return _seconds(passed * layers * rounds, _bandwidth(facts, context * tensor))
-
-
-def _pipeline(
-    config: Config, facts: StudyFacts, model: ModelShape, tokens: float, rounds: float
-) -> float | None:
-    stages, chunks = layout.pipeline_stage(config), layout.interleave(config)
-    if stages == 1:
-        return 0.0
-    # One activation forward and one gradient back per micro-batch and chunk.
-    volume = 2.0 * chunks * rounds * _activation_bytes(config, facts, model, tokens)
-    return _seconds(volume, _bandwidth(facts, layout.num_ranks(config)))
-
-
-def _expert(
-    config: Config, facts: StudyFacts, model: ModelShape, tokens: float, rounds: float
-) -> float | None:
-    experts = layout.expert_parallel(config)
-    # Dispatch and combine, forward and backward: four all-to-alls per layer.
-    sent = 4.0 * layout.layers_per_stage(config, model.num_layers) * (experts - 1) / experts
-    routed = model.active_experts * _activation_bytes(config, facts, model, tokens)
-    return _seconds(
-        sent * rounds * routed, _bandwidth(facts, experts * layout.model_parallel(config))
-    )
-
-
-def _data(config: Config, facts: StudyFacts, model: ModelShape) -> float | None:
-    replicas = layout.data_parallel(config) * layout.context_parallel(config)
-    shards = layout.model_parallel(config) * layout.pipeline_stage(config)
-    all_experts = model.num_layers * model.expert_layer_parameters
-    own_experts = all_experts / layout.expert_parallel(config)
-    held = model.num_parameters - all_experts + own_experts
-    volume = 2 * (replicas - 1) / replicas * 4.0 * held / shards
-    method, _, ratio = str(config["gradient_compression"]).partition(":")
-    if method == "float16":
-        volume /= 2
-    elif method == "topk":
-        # Every rank gathers the others' values and 32-bit indices.
-        volume = (replicas - 1) * 8.0 * float(ratio) * held / shards
-    if config["optimizer_sharding"] == "parameter":
-        volume *= 1.5
-    if config["comm_overlap"]:
-        volume *= 1 - _OVERLAPPED
-    return _seconds(volume, _bandwidth(facts, layout.num_ranks(config)))
+def _sum(parts: tuple[float | None, float | None]) -> float | None:
+    near, far = parts
+    return None if near is None or far is None else near + far

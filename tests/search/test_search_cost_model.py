@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from mindtune.search.cost_model import CostModel, Measurement, calibrate
 from mindtune.search.facts import Cluster, StudyFacts, Training
 from mindtune.search.knobs import KNOBS
-from mindtune.search.memory_model import memory_parts
+from mindtune.search.memory_model import MemoryRates, memory_parts, stage_memory
 from mindtune.search.model_shape import ModelShape
-from mindtune.search.time_model import time_parts
+from mindtune.search.program import Program
+from mindtune.search.time_model import TimeRates, time_parts
 
 MODEL = ModelShape(
     num_layers=32, hidden_size=4096, num_heads=32, num_kv_heads=8, intermediate_size=14336,
@@ -114,13 +115,106 @@ def test_states_never_fall_below_the_whole_over_all_ranks(replicas, tensor, stag
 @settings(deadline=None)
 def test_memory_is_linear_in_the_micro_batch(tensor, stages, recompute):
     def total(size):
-        return memory_parts(
+        # A batch with more micro-batches than stages at every size.
+        parts = memory_parts(
             complete(micro_batch_size=size, model_parallel=tensor, pipeline_stage=stages,
                      recompute=recompute),
             FACTS,
-        ).total  # fmt: skip
+        )  # fmt: skip
+        return parts.total(MemoryRates())
 
     assert total(4) - total(2) == pytest.approx(2 * (total(2) - total(1)))
+
+
+def test_gated_mlps_keep_four_tensors_and_context_parallel_ranks_a_share_each():
+    layer = dataclasses.replace(
+        FACTS, model=dataclasses.replace(MODEL, num_layers=1, vocab_size=64)
+    )
+    # Norms and inputs 10 h, queries and output 4 h, keys and values of 8 of 32 heads h, 8 m.
+    expected = 4096 * (10 * 4096 + 4 * 4096 + 4 * 1024 + 8 * 14336)
+    assert memory_parts(complete(), layer).activations == expected
+    split = memory_parts(complete(context_parallel=4), layer)
+    assert (split.activations, split.logits) == (expected / 4, 1024 * 64 * (2 + 4))
+    # ZeRO spreads over context parallel ranks too: they hold the same weights.
+    sharded = memory_parts(
+        complete(data_parallel=2, context_parallel=4, optimizer_sharding="optimizer"), FACTS
+    )
+    assert sharded.optimizer == pytest.approx(12 * P / 8)
+
+
+def test_interleaved_stages_hold_the_chunks_that_are_warmed_up():
+    facts = dataclasses.replace(FACTS, model=dataclasses.replace(MODEL, vocab_size=64))
+
+    def held(**knobs):
+        stages = stage_memory(complete(pipeline_stage=4, **knobs), facts)
+        one = memory_parts(complete(), facts).activations
+        return [stage.activations / (one / 4) for stage in stages]
+
+    assert held() == pytest.approx([4, 1])  # first and last
+    # 2 (p - i - 1) + (v - 1) p + 1 chunks of a half each: 11 and 5.
+    assert held(pp_interleave_num=2) == pytest.approx([5.5, 2.5])
+    # No more than there are.
+    assert held(micro_batch_size=32) == pytest.approx([2 * 32, 32])
+
+
+def test_lists_per_stage_decide_which_stage_is_the_worst():
+    facts = dataclasses.replace(FACTS, model=dataclasses.replace(MODEL, vocab_size=64))
+    stages = stage_memory(complete(pipeline_stage=4, recompute="layers:8/0/0/0"), facts)
+    assert len(stages) == 4
+    inputs = 8 * 2 * 4096 * 4096
+    one = memory_parts(complete(), facts).activations / 32
+    # The repeated stage keeps its layers' inputs, and the layer at work.
+    assert stages[0].activations == pytest.approx(4 * inputs + one)
+    assert stages[1].activations == pytest.approx(3 * 8 * one)
+    config = complete(pipeline_stage=4, recompute="layers:8/0/0/0")
+    assert memory_parts(config, facts) == stages[1]
+    moved = stage_memory(complete(pipeline_stage=4, offset="-1/0/0/1"), facts)
+    assert [round(stage.activations / one) for stage in moved] == [28, 24, 16, 9]
+    assert stage_memory(complete(pipeline_stage=4, offset="0/1"), facts) is None
+    assert time_parts(complete(pipeline_stage=4, offset="0/1"), facts) is None
+
+
+def test_selective_recompute_makes_scores_again_where_they_are_stored():
+    gpt = ModelShape(num_layers=4, hidden_size=1024, num_heads=16, intermediate_size=4096,
+                     vocab_size=32, seq_length=2048)  # fmt: skip
+    facts = dataclasses.replace(FACTS, model=gpt)
+    plain, scores = 34 * 2048 * 1024, 5 * 16 * 2048 * 2048
+    assert memory_parts(complete(), facts).activations == 4 * (plain + scores)
+    selective = memory_parts(complete(recompute="selective"), facts)
+    assert selective.activations == 4 * plain + scores
+
+
+def test_buffers_fixed_memory_and_what_sequence_parallelism_gathers():
+    assert memory_parts(complete(), FACTS).buffers == 0
+    assert memory_parts(complete(data_parallel=2), FACTS).buffers == 0.5 * P
+    sharded = memory_parts(complete(data_parallel=2, optimizer_sharding="parameter"), FACTS)
+    # Two layers whole, the embedding being the largest: weights and gradients.
+    assert sharded.buffers == 2 * (2 + 2) * 128256 * 4096
+    assert memory_parts(complete(), FACTS).fixed == pytest.approx(0.0025 * 64 * 2**30)
+    unknown = dataclasses.replace(FACTS, cluster=Cluster(num_devices=64))
+    assert memory_parts(complete(), unknown).fixed == 0
+    split = memory_parts(complete(model_parallel=2, use_seq_parallel=True), FACTS)
+    assert split.gathered == 32 * 2 * 2 * 4096 * 4096
+    assert memory_parts(complete(model_parallel=2), FACTS).gathered == 0
+
+
+def test_a_program_may_keep_other_gradients():
+    kept = dataclasses.replace(FACTS, program=Program(gradient_bytes=6.0))
+    assert memory_parts(complete(), kept).gradients == 6 * P
+    assert memory_parts(complete(precision="float32"), kept).gradients == 4 * P
+
+
+@given(
+    st.sampled_from(["data_parallel", "model_parallel", "pipeline_stage", "context_parallel"]),
+    st.sampled_from(["none", "optimizer", "gradient", "parameter"]),
+)
+@settings(deadline=None)
+def test_more_ranks_never_hold_more_states(degree, sharding):
+    held = [
+        memory_parts(complete(**{degree: ranks}, optimizer_sharding=sharding), FACTS).static
+        for ranks in (1, 2, 4, 8)
+    ]
+    assert held == sorted(held, reverse=True)
 
 
 def test_experts_shard_by_their_own_degree():
@@ -142,42 +236,135 @@ def test_experts_shard_by_their_own_degree():
 def test_step_time_by_hand_on_one_device():
     one = dataclasses.replace(FACTS, cluster=dataclasses.replace(CLUSTER, num_devices=1))
     parts = time_parts(complete(), one)
-    assert parts.compute == pytest.approx(MODEL.step_flops(64 * 4096) / (3e14 * 0.5))
+    core = 3 * 32 * 4 * 4096 * 4096
+    tokens = 64 * 4096
+    # Fused attention computes the causal half of what MFU counts.
+    assert parts.attention == pytest.approx(core / 2 * tokens / 3e14)
+    assert parts.compute == pytest.approx((MODEL.step_flops(tokens) - core * tokens) / 3e14)
     assert parts.launch == pytest.approx(1e-3 * 32 * 64)
-    assert parts.total == parts.compute + parts.launch
-    mfu = MODEL.step_flops(64 * 4096) / (parts.total * 3e14)
-    assert CostModel(one).predict(complete()).mfu == pytest.approx(mfu)
+    # 10 h, 4 h, 4 kv and 6 m bytes per token and layer, at 1.5e12 bytes/s.
+    moved = 2 * (10 * 4096 + 4 * 4096 + 4 * 1024 + 6 * 14336)
+    assert parts.traffic == pytest.approx(32 * tokens * moved / 1.5e12)
+    assert parts.optimizer == pytest.approx(32 * P / 1.5e12)
+    exchanges = (
+        parts.near_exchange, parts.far_exchange, parts.context, parts.pipeline, parts.expert,
+        parts.message, parts.stall, parts.sharded_stall, parts.near_gradients,
+        parts.far_gradients, parts.synchronization, parts.pipelined_synchronization,
+    )  # fmt: skip
+    assert exchanges == (0,) * 12
+    rates = TimeRates(compute=2, attention=3, traffic=1, launch=1, optimizer=5, step=10)
+    device = 2 * parts.compute + 3 * parts.attention + parts.traffic
+    total = (device**4 + parts.launch**4) ** 0.25 + 5 * parts.optimizer + 0.2
+    assert parts.total(rates) == pytest.approx(total)
+    cost = CostModel(one, time_rates=rates)
+    mfu = MODEL.step_flops(tokens) / (total * 3e14)
+    assert cost.predict(complete()).mfu == pytest.approx(mfu)
 
 
-def test_small_micro_batches_pay_for_every_launch_and_tensor_parallel_ones_more():
-    def launch(**knobs):
-        return time_parts(complete(**knobs), FACTS).launch
+def test_stored_scores_are_computed_in_full_and_repeated_by_recompute():
+    plain = dataclasses.replace(FACTS, model=dataclasses.replace(MODEL, flash_attention=False))
+    fused = time_parts(complete(), FACTS)
+    full = time_parts(complete(), plain)
+    assert full.attention == pytest.approx(2 * fused.attention)
+    again = time_parts(complete(recompute="selective"), plain)
+    assert again.attention == pytest.approx(4 / 3 * full.attention)
+    assert again.compute == full.compute
+    repeated = time_parts(complete(recompute="full"), plain)
+    assert repeated.attention == pytest.approx(again.attention)
+    head = MODEL.head_flops * 3 * 64 * 4096 / 3e14
+    assert repeated.compute - head == pytest.approx(4 / 3 * (full.compute - head))
+    assert repeated.launch == pytest.approx(4 / 3 * full.launch)
 
-    assert launch(micro_batch_size=4) == pytest.approx(launch() / 4)
-    assert launch(model_parallel=2) == pytest.approx(3 * launch())
-    assert launch(pipeline_stage=2) == pytest.approx(launch() / 2 * 65 / 64)
+
+def test_small_micro_batches_pay_for_every_launch_and_tensor_parallel_ones_for_each_other():
+    def parts(**knobs):
+        return time_parts(complete(**knobs), FACTS)
+
+    assert parts(micro_batch_size=4).launch == pytest.approx(parts().launch / 4)
+    assert parts(model_parallel=2).synchronization == pytest.approx(5e-4 * 2 * 32 * 64)
+    assert parts(model_parallel=8).synchronization == pytest.approx(5e-4 * 8 * 32 * 64)
+    both = parts(model_parallel=2, pipeline_stage=2)
+    assert both.synchronization == 0
+    assert both.pipelined_synchronization == pytest.approx(5e-4 * 2 * 16 * 65)
+    assert parts(pipeline_stage=2).launch == pytest.approx(parts().launch / 2 * 65 / 64)
+
+
+def test_host_and_device_work_side_by_side():
+    parts = time_parts(complete(), FACTS)
+    rest = TimeRates().optimizer * parts.optimizer + TimeRates().step * parts.step
+    idle = dataclasses.replace(parts, launch=0.0)
+    busy = dataclasses.replace(parts, launch=100 * parts.total(TimeRates()))
+    rates = TimeRates(launch=1.0)
+    assert busy.total(rates) == pytest.approx(busy.launch + rest, rel=1e-3)
+    assert idle.total(rates) < parts.total(rates) < 1.2 * idle.total(rates) + parts.launch
 
 
 def test_a_pipeline_waits_by_the_published_bubble():
-    parts = time_parts(complete(pipeline_stage=4, micro_batch_size=4), FACTS)
-    assert parts.bubble / parts.compute == pytest.approx(3 / 16)
-    chunks = time_parts(complete(pipeline_stage=4, micro_batch_size=4, pp_interleave_num=2), FACTS)
-    assert chunks.bubble / chunks.compute == pytest.approx(3 / 32)
+    small = dataclasses.replace(FACTS, model=dataclasses.replace(MODEL, vocab_size=64))
+
+    def compute(**knobs):
+        return time_parts(complete(micro_batch_size=4, **knobs), small).compute
+
+    head = 3 * 2 * 4096 * 64 * 64 * 4096 / 3e14 / 16
+    whole = compute() - 16 * head
+    # 16 + (p - 1) / v rounds of a quarter of the layers; the output layer is one stage's.
+    assert compute(pipeline_stage=4) == pytest.approx(19 * (whole / 64 + head))
+    assert compute(pipeline_stage=4, pp_interleave_num=2) == pytest.approx(
+        17.5 * (whole / 64 + head)
+    )
+    # The stage with most to do sets the pace.
+    moved = compute(pipeline_stage=4, offset="2/0/0/-2")
+    assert moved == pytest.approx(19 * whole / 16 * 10 / 32)
 
 
 def test_exchanges_by_hand():
-    data = time_parts(complete(data_parallel=8), FACTS).data
-    assert data == pytest.approx(2 * 7 / 8 * 4 * P / 2e11)
-    half = time_parts(complete(data_parallel=8, gradient_compression="float16"), FACTS).data
-    assert half == pytest.approx(data / 2)
-    across = time_parts(complete(data_parallel=16), FACTS).data
-    assert across == pytest.approx(2 * 15 / 16 * 4 * P / 2.5e10)
-    tensor = time_parts(complete(model_parallel=4), FACTS).tensor
+    def parts(**knobs):
+        return time_parts(complete(**knobs), FACTS)
+
+    near = parts(data_parallel=8).near_gradients
+    assert near == pytest.approx(2 * 7 / 8 * 4 * P / 2e11)
+    half = parts(data_parallel=8, gradient_compression="float16")
+    assert half.near_gradients == pytest.approx(near / 2)
+    assert half.optimizer == pytest.approx((32 + 12) * P / 1.5e12)
+    kept = parts(data_parallel=8, gradient_compression="topk:0.1")
+    assert kept.near_gradients == pytest.approx(7 * 8 * 0.1 * P / 2e11)
+    # Eight ranks of a node share its eight links to the others.
+    across = parts(data_parallel=16)
+    assert across.far_gradients == pytest.approx(2 * 15 / 16 * 4 * P / 8 / 2.5e10)
+    assert across.near_gradients == 0
+    hidden = parts(data_parallel=8, comm_overlap=True).near_gradients
+    assert hidden == pytest.approx(0.3 * near)
+    # Parameter sharding gathers half-precision weights twice in each of 8 micro-batches.
+    gathered = parts(data_parallel=8, optimizer_sharding="parameter")
+    assert gathered.near_gradients == pytest.approx(7 / 8 * P * (2 * 2 * 8 + 4) / 2e11)
+    assert gathered.optimizer == pytest.approx(32 * P / 8 / 1.5e12)
+
+    tensor = parts(model_parallel=4).near_exchange
     assert tensor == pytest.approx(4 * 32 * 2 * 3 / 4 * 64 * 4096 * 4096 * 2 / 2e11)
-    repeated = time_parts(complete(model_parallel=4, recompute="full"), FACTS).tensor
-    assert repeated == pytest.approx(1.5 * tensor)
-    overlapped = time_parts(complete(data_parallel=8, comm_overlap=True), FACTS).data
-    assert overlapped < data / 2
+    assert parts(model_parallel=4, recompute="full").near_exchange == pytest.approx(1.5 * tensor)
+    far = parts(model_parallel=16)
+    assert far.near_exchange == 0
+    assert far.far_exchange == pytest.approx(
+        4 * 32 * 2 * 15 / 16 * 64 * 4096 * 4096 * 2 / 8 / 2.5e10
+    )
+
+    ring = parts(context_parallel=4, data_parallel=2).context
+    assert ring == pytest.approx(3 * 2 * 3 * 1024 * 1024 * 2 * 32 * 32 / 2e11)
+    stages = parts(pipeline_stage=4)
+    assert stages.pipeline == pytest.approx(2 * 67 * 4096 * 4096 * 2 / 2e11)
+    assert stages.message == pytest.approx(1e-3 * 67)
+    assert stages.stall == 0
+    shared = parts(pipeline_stage=4, data_parallel=2)
+    assert shared.stall == pytest.approx(0.1 * 35 * 3 / 4)
+    assert shared.sharded_stall == 0
+
+
+def test_experts_are_reached_by_four_exchanges_a_layer():
+    moe = dataclasses.replace(MODEL, num_experts=8, experts_per_token=2)
+    facts = dataclasses.replace(FACTS, model=moe)
+    parts = time_parts(complete(data_parallel=8, expert_parallel=8), facts)
+    assert parts.expert == pytest.approx(4 * 32 * 7 / 8 * 8 * 2 * 4096 * 4096 * 2 / 2e11)
+    assert time_parts(complete(data_parallel=8), facts).expert == 0
 
 
 def test_what_is_unknown_stays_unknown_and_orders_still_exist():
@@ -205,34 +392,83 @@ def test_relative_cost_never_mixes_seconds_and_flops():
     assert cost.relative_cost(alone) == pytest.approx(2 * cost.relative_cost(pair))
 
 
-def test_calibration_takes_one_factor_for_time_and_a_line_for_memory():
-    cost = CostModel(FACTS)
-    seen = [
-        Measurement(c, 3e9 + 1.25 * cost.memory_bytes(c), 2.0 * cost.step_time_s(c))
-        for c in (complete(micro_batch_size=n) for n in (1, 2, 4))
-    ]
-    fitted = calibrate(cost, seen)
-    other = complete(micro_batch_size=8, recompute="full")
-    assert fitted.memory_bytes(other) == pytest.approx(3e9 + 1.25 * cost.memory_bytes(other))
-    assert fitted.step_time_s(other) == pytest.approx(2.0 * cost.step_time_s(other))
-    assert fitted.calibrated_by == 3
-    # Calibrating a calibrated model starts from the formulas again.
-    assert calibrate(fitted, seen) == fitted
-
-
-def test_a_falling_or_negative_line_is_noise_and_the_ratio_is_taken():
-    cost = CostModel(FACTS)
-    configs = [complete(micro_batch_size=n) for n in (1, 2, 4)]
-    falling = [
-        Measurement(c, 2e11 - n * 1e9) for n, c in enumerate(configs)
-    ]  # fmt: skip
-    fitted = calibrate(cost, falling)
-    assert (fitted.memory_offset, fitted.memory_scale > 0) == (0.0, True)
-    steep = [Measurement(c, 2 * cost.memory_bytes(c) - 1e11) for c in configs]
-    assert calibrate(cost, steep).memory_offset == 0.0
-
-
 def test_what_was_not_measured_is_no_evidence():
     cost = CostModel(FACTS)
     nothing = [Measurement(complete(), None, None), Measurement(complete(), math.nan, math.inf)]
     assert calibrate(cost, nothing) == cost
+
+
+CONFIGS = [
+    complete(data_parallel=8, micro_batch_size=size, recompute=recompute, optimizer_sharding=kind)
+    for size in (1, 2, 4)
+    for recompute in ("none", "full")
+    for kind in ("none", "optimizer")
+]
+
+
+def measured(time_rates, memory_rates, configs):
+    true = CostModel(FACTS, memory_rates=memory_rates, time_rates=time_rates)
+    return [Measurement(c, true.memory_bytes(c), true.step_time_s(c)) for c in configs]
+
+
+def test_calibration_recovers_planted_constants():
+    time_rates = dataclasses.replace(TimeRates(), compute=2.4, launch=6.0)
+    memory_rates = dataclasses.replace(MemoryRates(), activations=1.5)
+    seen = measured(time_rates, memory_rates, CONFIGS)
+    found = calibrate(CostModel(FACTS), seen)
+    assert found.calibrated_by == 12
+    for plain in CONFIGS:
+        other = {**plain, "micro_batch_size": 8}
+        expected = measured(time_rates, memory_rates, [other])[0]
+        assert found.memory_bytes(other) == pytest.approx(expected.memory_bytes, rel=0.02)
+        assert found.step_time_s(other) == pytest.approx(expected.step_time_s, rel=0.02)
+    assert found.memory_rates.activations == pytest.approx(1.5, rel=0.03)
+    # What does not occur is not learnt: one data-parallel node, no pipeline.
+    assert found.time_rates.message == pytest.approx(TimeRates().message, rel=0.1)
+    # Calibrating a calibrated model starts from the formulas again.
+    assert calibrate(found, seen) == found
+
+
+def test_three_measurements_are_enough_and_one_outlier_does_not_lead_astray():
+    time_rates = dataclasses.replace(TimeRates(), compute=2.4)
+    seen = measured(time_rates, MemoryRates(), CONFIGS[:3])
+    found = calibrate(CostModel(FACTS), seen)
+    expected = measured(time_rates, MemoryRates(), CONFIGS)
+    errors = [abs(found.step_time_s(m.config) / m.step_time_s - 1) for m in expected]
+    assert max(errors) < 0.15
+    stalled = dataclasses.replace(expected[5], step_time_s=10 * expected[5].step_time_s)
+    robust = calibrate(CostModel(FACTS), [*expected[:5], stalled, *expected[6:]])
+    errors = [abs(robust.step_time_s(m.config) / m.step_time_s - 1) for m in expected]
+    assert max(errors) < 0.1
+
+
+@pytest.mark.parametrize("factor", [0.02, 0.3, 5.0, 100.0])
+def test_a_machine_or_counting_that_the_formulas_do_not_know_is_followed(factor):
+    cost = CostModel(FACTS)
+    seen = [
+        Measurement(c, factor * cost.memory_bytes(c), factor * cost.step_time_s(c))
+        for c in CONFIGS[:1]
+    ]
+    found = calibrate(cost, seen)
+    assert found.memory_bytes(CONFIGS[0]) == pytest.approx(seen[0].memory_bytes, rel=0.1)
+    assert found.step_time_s(CONFIGS[0]) == pytest.approx(seen[0].step_time_s, rel=0.1)
+
+
+@given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=6))
+@settings(deadline=None, max_examples=30)
+def test_whatever_was_measured_predictions_stay_positive_and_finite(times):
+    seen = [Measurement(c, 1e9 * t, t) for c, t in zip(CONFIGS, times, strict=False)]
+    found = calibrate(CostModel(FACTS), seen)
+    for config in CONFIGS:
+        assert 0 < found.memory_bytes(config) < math.inf
+        assert 0 < found.step_time_s(config) < math.inf
+
+
+def test_without_a_known_speed_memory_alone_is_calibrated():
+    no_peak = dataclasses.replace(FACTS, cluster=Cluster(num_devices=8))
+    cost = CostModel(no_peak)
+    found = calibrate(cost, [Measurement(c, 3.0 * cost.memory_bytes(c), 1.0) for c in CONFIGS])
+    assert found.time_rates == TimeRates()
+    assert found.memory_bytes(CONFIGS[0]) == pytest.approx(
+        3 * cost.memory_bytes(CONFIGS[0]), rel=0.1
+    )

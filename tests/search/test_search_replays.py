@@ -52,10 +52,11 @@ def test_a_crashed_dry_run_is_unknown_and_no_estimate_is_negative(measured_ep, m
         Measurement(configs[crashed], memory_bytes=None),
     ]
     fitted = calibrate(CostModel(facts), seen)
-    assert fitted.memory_bytes(configs[measured_ep]) == pytest.approx(megabytes * MIB)
+    # One measurement moves the formula to it, as far as the formula's own noise goes.
+    assert fitted.memory_bytes(configs[measured_ep]) == pytest.approx(megabytes * MIB, rel=0.05)
     for config in configs.values():
         static = fitted.memory_parts(config).static
-        assert fitted.memory_bytes(config) >= fitted.memory_scale * static > 0
+        assert fitted.memory_bytes(config) >= fitted.memory_rates.states * static > 0
     # The more ranks share the experts, the less; never less than the measured slope allows.
     estimates = [fitted.memory_bytes(configs[ep]) for ep in (1, 8, 16, 32, 64)]
     assert estimates == sorted(estimates, reverse=True)

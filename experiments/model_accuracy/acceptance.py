@@ -1,0 +1,95 @@
+"""Which configs the memory rule would launch: failures accepted, and fitting configs rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindtune.experiments.model_accuracy.evaluation import Result
+from mindtune.experiments.model_accuracy.mapping import Row
+from mindtune.search.forecasts import memory_forecast
+from mindtune.search.memory_model import stage_memory
+
+__all__ = ["UTILIZATION", "Acceptance", "acceptance"]
+
+UTILIZATION = 0.85
+"""Share of the device memory that the rule allows: the study file's `memory_utilization`."""
+_STATED = ("oom", "exceeds")
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """One table, over all draws of calibrating rows; shares are of configs, 0..1."""
+
+    table: tuple[str, str]
+    num_failed: int
+    """Failed for memory: the table says so, or its own measured rows do (see `acceptance`)."""
+    accepted: float
+    accepted_uncalibrated: float
+    num_fitting: int
+    """Ran, within the rule's limit."""
+    rejected: float
+    rejected_uncalibrated: float
+    num_above_limit: int
+    """Ran with more memory than the rule allows anyone."""
+    num_unexplained: int
+    """Failed, no cause stated, and nothing in the table says that memory was it."""
+    unexplained_accepted: float
+
+
+def acceptance(results: Iterable[Result], rows: Sequence[Row]) -> list[Acceptance]:
+    """Return one entry for each table in which something failed.
+
+    Where a table does not state why configs failed, those count as failed for memory that the
+    formula, fitted to all the memory that was measured in that same table, puts above the whole
+    device; what is judged never sees that fit.
+    """
+    found = []
+    for result in results:
+        table = result.group.table
+        own = [
+            (row, stage_memory(row.config, row.facts), row.facts.cluster.device_memory)
+            for row in rows
+            if (row.file, row.table) == table
+        ]
+        usable = [(row, parts, size) for row, parts, size in own if parts and size]
+        if all(row.status == "ok" for row, *_ in usable):
+            continue
+        forecast = memory_forecast([parts for _, parts, _ in usable])
+        sizes = np.array([size for *_, size in usable])
+
+        def share(log_rates: object, forecast=forecast, sizes=sizes):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+            return np.exp(forecast(np.array(log_rates))[0]) / sizes
+
+        best_known = share(result.all_log_rates)
+        status = np.array([row.status for row, *_ in usable])
+        stated = np.array([row.status.startswith(_STATED) for row, *_ in usable])
+        failed = (status == "fail") & (best_known > 1.0) | stated
+        unexplained = (status == "fail") & ~failed
+        used = np.array([(row.memory_bytes or np.nan) for row, *_ in usable]) / sizes
+        fitting = (status == "ok") & ~(used > UTILIZATION)
+        guesses = [share(draw.log_rates) <= UTILIZATION for draw in result.draws]
+        accepted = np.mean(guesses, axis=0)
+        at_first = share(result.draws[0].prior.means) <= UTILIZATION
+        found.append(
+            Acceptance(
+                table=table,
+                num_failed=int(failed.sum()),
+                accepted=_mean(accepted[failed]),
+                accepted_uncalibrated=_mean(at_first[failed]),
+                num_fitting=int(fitting.sum()),
+                rejected=_mean(1.0 - accepted[fitting]),
+                rejected_uncalibrated=_mean(~at_first[fitting]),
+                num_above_limit=int(((status == "ok") & (used > UTILIZATION)).sum()),
+                num_unexplained=int(unexplained.sum()),
+                unexplained_accepted=_mean(accepted[unexplained]),
+            )
+        )
+    return found
+
+
+def _mean(values: object) -> float:
+    values = np.asarray(values, dtype=float)
+    return float(values.mean()) if values.size else 0.0
