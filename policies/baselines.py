@@ -49,10 +49,12 @@ def rearmed(state: DetectorState, thresholds: DetectorThresholds) -> DetectorSta
             grad_norm=SpikeState(),
             cold_start=ColdStartState(),
             course=CourseState(),
+            rate_jump=replace(state.rate_jump, waits=0),
         )
     return replace(
         state,
         loss=SpikeState(window=state.loss.window),
         grad_norm=SpikeState(window=state.grad_norm.window),
         course=CourseState(),
+        rate_jump=replace(state.rate_jump, waits=0),
     )

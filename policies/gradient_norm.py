@@ -5,6 +5,8 @@ Theory of operation. Trouble is one of
 - an **explosion in the cold start**: the loss climbs above its own first values. The rate is far
   too high, by an unknown factor, so it is cut by `cold_factor` at once, and again every
   `cold_patience` steps while the loss neither returns to its old minimum nor falls;
+- a **jump of the learning rate** which the loss answers: as in the cold start, and whatever comes
+  of the loss, since the cause is known;
 - a **divergence**: the loss stands above its baseline and still rises;
 - **persistent spikes**: the gradient norm is flagged `patience` times in a row, or `rate` times
   within the detectors' window, and the loss agrees: it is flagged as often and does not fall; or
@@ -41,6 +43,7 @@ from mindtune.policies.decisions import (
     Decision,
     SetLearningRateScale,
 )
+from mindtune.policies.detectors.rate_jump import RATE_JUMP
 from mindtune.policies.diagnosis import diagnose_floor_of_learning_rate, stop_dead_run
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.gradient_norm_settings import (
@@ -232,7 +235,7 @@ class GradientNormPolicy:
         trouble: Finding,
         state: GradientNormState,
     ) -> tuple[Decision, GradientNormState]:
-        cold = trouble.number("cold_start") == 1
+        cold = _is_rate_far_too_high(trouble)
         patience = self.thresholds.cold_patience if cold else self.thresholds.patience_after_cut
         state = replace(state, healthy=0)
         if state.since_move is not None and state.since_move < patience and not state.raised:
@@ -351,6 +354,10 @@ _DISTURBING = frozenset(
         FindingKind.FROZEN_LOSS,
     }
 )
+
+
+def _is_rate_far_too_high(trouble: Finding) -> bool:
+    return trouble.number("cold_start") == 1 or trouble.evidence.get("pattern") == RATE_JUMP
 
 
 def _disturbs(finding: Finding) -> bool:

@@ -13,6 +13,8 @@ state is **lost** if one of these holds:
 - the gradient overflows at the floor of the loss scale `patience` times in a row;
 - the loss explodes in the first steps: the learning rate is cut by the owner of that knob in the
   same step, but what the first steps did to the weights stays;
+- the learning rate jumped and the loss with it: the rate is cut in the same step as well, but the
+  weights have been through some updates at the rate that was wrong;
 - a divergence is not over `soft_patience` steps after it was found, nor has the loss come half of
   the way back from its peak; if it has, it gets as long again.
 
@@ -39,6 +41,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from mindtune.policies.decisions import NO_CHANGE, Decision, RequestStop, Rewind
+from mindtune.policies.detectors.rate_jump import RATE_JUMP
 from mindtune.policies.diagnosis import diagnose_lost_run, diagnose_never_finite
 from mindtune.policies.findings import Evidence, Finding, FindingKind, Severity
 from mindtune.policies.limits import BUDGET_WINDOW, KnobLimits
@@ -243,6 +246,8 @@ class RewindPolicy:
         divergence = found.get(FindingKind.DIVERGENCE)
         if divergence is not None and divergence.number("cold_start") == 1:
             return _Lost("explosion", divergence.message, divergence.evidence)
+        if divergence is not None and divergence.evidence.get("pattern") == RATE_JUMP:
+            return _Lost("learning-rate-jump", divergence.message, divergence.evidence)
         if state.age and state.age >= state.deadline:
             return _Lost(
                 "divergence",

@@ -20,6 +20,7 @@ from mindtune.policies.detectors.overflow import OverflowState, judge_overflow
 from mindtune.policies.detectors.performance import PerformanceState, judge_performance
 from mindtune.policies.detectors.periodic import PeriodicState, judge_period
 from mindtune.policies.detectors.progress import ProgressState, judge_progress
+from mindtune.policies.detectors.rate_jump import RateJumpState, judge_rate_jump
 from mindtune.policies.detectors.readings import ReadingState, judge_readings
 from mindtune.policies.detectors.scale_range import ScaleRangeState, judge_scale_range
 from mindtune.policies.detectors.spike import SpikeState, judge_sample
@@ -47,6 +48,7 @@ class DetectorState:
     loss_spikes: PeriodicState = field(default_factory=PeriodicState)
     cold_start: ColdStartState = field(default_factory=ColdStartState)
     leap: LeapState = field(default_factory=LeapState)
+    rate_jump: RateJumpState = field(default_factory=RateJumpState)
     trend: TrendState = field(default_factory=TrendState)
     progress: ProgressState = field(default_factory=ProgressState)
     loss_level: float | None = None
@@ -96,6 +98,7 @@ def update(
 
     losses, loss_spikes, loss_level = state.loss, state.loss_spikes, state.loss_level
     cold_start, leap, trend, progress = state.cold_start, state.leap, state.trend, state.progress
+    rate_jump = state.rate_jump
     loss = _finite(observation.loss)
     loss_flagged = False
     if loss is not None:
@@ -103,8 +106,9 @@ def update(
         loss_level = judgement.median
         exploded, cold_start = judge_cold_start(observation, loss, cold_start, thresholds)
         leapt, leap = judge_leap(observation, loss, interval, judgement.armed, leap, thresholds)
+        jumped, rate_jump = judge_rate_jump(observation, loss, judgement, rate_jump, thresholds)
         found, trend = judge_trend(observation, loss, judgement, trend, thresholds)
-        findings += exploded or leapt or found
+        findings += exploded or leapt or jumped or found
         loss_flagged = bool(judgement.held)
         if loss_flagged:
             kind = FindingKind.LOSS_SPIKE
@@ -167,6 +171,7 @@ def update(
         loss_spikes,
         cold_start,
         leap,
+        rate_jump,
         trend,
         progress,
         loss_level,

@@ -107,6 +107,8 @@ class DetectorThresholds:
     leap: float = bounded(1.5, 1.05, 100.0)
     """Loss over that of earlier records that is a leap: public runs that diverged between two
     records stand at 1.6 to 2.6, healthy ones at most at 1.34."""
+    rate_jump: float = bounded(3.0, 1.5, 1000.0)
+    """Learning rate over the highest earlier one that is a jump: a doubled batch may double it."""
     cold_steps: int = bounded(20, 4, 1000)
     """Losses in which the cold start is judged most sharply."""
     cold_end: int = bounded(64, 8, 10_000)
