@@ -15,13 +15,16 @@ from mindtune.search.stage_list import parse_stage_list, stage_list_text
 from mindtune.search.unknown_knobs import DERIVED, refusal
 
 __all__ = ["DERIVED", "ENV_PREFIX", "KNOBS", "Config", "Knob", "KnobValue", "canonical",
-           "describe", "differences", "knob", "knob_text"]  # fmt: skip
+           "canonical_or_derived", "describe", "differences", "knob", "knob_text"]  # fmt: skip
 
 KnobValue = bool | int | str
 Config = dict[str, KnobValue]
 """Knob name -> canonical value."""
 
 ENV_PREFIX = "env."
+
+_LARGEST_COUNT = 10**9
+"""Products of a few counts up to here stay numbers that any file can hold."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ def _count(minimum: int) -> Callable[[object], KnobValue]:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise ValueError(f"must be a whole number of at least {minimum}")
+        if value > _LARGEST_COUNT:
+            raise ValueError(f"must be a whole number of at most {_LARGEST_COUNT}")
         return value
 
     return parse
@@ -207,6 +212,22 @@ def canonical(name: str, value: object) -> KnobValue:
         return entry.parse(value)
     except ValueError as error:
         raise SearchError(f"{name} {error}, but got {value!r}.") from None
+
+
+def canonical_or_derived(name: str, value: object) -> KnobValue:
+    """Return the same for a value that was chosen, where derived names stand beside the knobs.
+
+    Raises:
+        SearchError: if the knob or the value is not allowed.
+    """
+    if name not in DERIVED:
+        return canonical(name, value)
+    try:
+        return _count(1)(value)
+    except ValueError as error:
+        raise SearchError(
+            f"{name} {error}, as {DERIVED[name]} gives it, but got {value!r}."
+        ) from None
 
 
 def knob_text(value: KnobValue) -> str:

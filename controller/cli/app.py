@@ -6,12 +6,15 @@ need when they run, so that `--help` and the light commands start without MindSp
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import typer
@@ -29,6 +32,15 @@ EXIT_WRONG_USE = 2
 EXIT_RUN_FAILED = 3
 EXIT_INTERRUPTED = 130
 """As shells report an end by Ctrl-C."""
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+class _EndedFromOutsideError(KeyboardInterrupt):
+    """A signal other than that of Ctrl-C came; everything ends as after Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
 
 
 def build_app() -> typer.Typer:
@@ -56,13 +68,38 @@ def _exiting(function: Callable[..., int]) -> Callable[..., None]:
     @functools.wraps(function)
     def command(*args: object, **options: object) -> None:
         try:
-            code = function(*args, **options)
-        except KeyboardInterrupt:
-            err().print("interrupted")
-            code = EXIT_INTERRUPTED
+            with _ending_like_ctrl_c():
+                code = function(*args, **options)
+        except KeyboardInterrupt as end:
+            err().print(f"interrupted by {end}" if str(end) else "interrupted")
+            code = end.exit_code if isinstance(end, _EndedFromOutsideError) else EXIT_INTERRUPTED
         raise typer.Exit(code)
 
     return command
+
+
+@contextlib.contextmanager
+def _ending_like_ctrl_c() -> Iterator[None]:
+    """Let a batch system's or terminal's end of this process reach its children and records."""
+
+    def end(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # the end has begun
+        raise _EndedFromOutsideError(number)
+
+    # What nohup or a caller has set holds; only the main thread may set anything.
+    in_main = threading.current_thread() is threading.main_thread()
+    taken = [
+        number
+        for number in _ENDING_SIGNALS
+        if in_main and signal.getsignal(number) is signal.SIG_DFL
+    ]
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def main(arguments: Sequence[str]) -> int:

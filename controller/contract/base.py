@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import (
@@ -40,6 +42,9 @@ def _write_number(value: float) -> float | str:
 
 _LINE_CHARS = 600
 """Longest line of a refusal: a user's value may be of any length."""
+_NOT_SHOWN = "what is not shown, since it may be a secret"
+_NAME = re.compile(r"[A-Za-z_]\w{0,30}")
+"""A key that was meant as one."""
 
 Number = Annotated[
     float,
@@ -74,6 +79,9 @@ class ContractModel(BaseModel):
             return value.encode("utf-8", "backslashreplace").decode("utf-8")
         return value
 
+    SHOWS_VALUES: ClassVar[bool] = True
+    """Whether a refusal may repeat what a user wrote; not where that may be a secret."""
+
     def to_json(self, *, indent: int | None = 2) -> str:
         """Return the model as JSON text without bare NaN or Infinity."""
         return self.model_dump_json(by_alias=True, indent=indent)
@@ -96,13 +104,16 @@ class Document(ContractModel):
 ModelT = TypeVar("ModelT", bound=ContractModel)
 
 
-def parse(model: type[ModelT], content: object, *, source: str) -> ModelT:
+def parse(
+    model: type[ModelT], content: object, *, source: str, beside: Iterable[str] = ()
+) -> ModelT:
     """Validate `content` (plain data) as `model`.
 
     Args:
         model: the contract model.
         content: what was read.
         source: file or option that it came from, for the message.
+        beside: keys that are allowed at the top level as well, and were taken out before.
 
     Raises:
         ConfigError: naming every offending key with its rule, value and the allowed keys.
@@ -115,26 +126,39 @@ def parse(model: type[ModelT], content: object, *, source: str) -> ModelT:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(refusal(error, model, source=source)) from None
+        raise ConfigError(refusal(error, model, source=source, beside=beside)) from None
 
 
-def refusal(error: ValidationError, model: type[BaseModel], *, source: str) -> str:
+def refusal(
+    error: ValidationError, model: type[BaseModel], *, source: str, beside: Iterable[str] = ()
+) -> str:
     """Return a validation error as text for a user: one line per key."""
-    lines = [_line(detail, model) for detail in error.errors(include_url=False)]
+    lines = [_line(detail, model, tuple(beside)) for detail in error.errors(include_url=False)]
     head = f"{source} is not valid:"
     return "\n  ".join([head, *dict.fromkeys(lines)])
 
 
-def _line(detail: ErrorDetails, model: type[BaseModel]) -> str:
+def _line(detail: ErrorDetails, model: type[BaseModel], beside: tuple[str, ...]) -> str:
     path = [str(part) for part in detail["loc"] if not _is_branch(part)]
     where = ".".join(path) or "the document"
+    hidden = any(not getattr(at, "SHOWS_VALUES", True) for at in _models_along(model, path))
     if detail["type"] == "extra_forbidden":
-        allowed = _allowed_keys(model, path[:-1])
+        allowed = ", ".join((*_allowed_keys(model, path[:-1]), *(() if path[1:] else beside)))
         at = ".".join(path[:-1]) or "the top level"
-        return f"unknown key {path[-1]!r} at {at}; allowed: {', '.join(allowed)}"
+        key = _NOT_SHOWN if hidden and not _NAME.fullmatch(path[-1]) else repr(path[-1])
+        return f"unknown key {key:.{_LINE_CHARS}} at {at}; allowed: {allowed}"
     if detail["type"] == "missing":
         return f"{where} is required"
     message = detail["msg"].removeprefix("Value error, ").rstrip(".")
+    if hidden:
+        # Our own rules may have put the value into the message already.
+        for spelling in {repr(detail["input"]), str(detail["input"])} - {""}:
+            message = message.replace(spelling, _NOT_SHOWN)
+        return _cut(
+            f"{where} {message}"
+            if "but got" in message
+            else f"{where}: {message}, but got {_NOT_SHOWN}"
+        )
     if "but got" in message:
         return _cut(f"{where} {message}")
     return _cut(f"{where}: {message}, but got {detail['input']!r}")
@@ -150,7 +174,13 @@ def _is_branch(part: int | str) -> bool:
 
 
 def _allowed_keys(model: type[BaseModel], path: list[str]) -> list[str]:
-    choices: list[type[BaseModel]] = [model]
+    *_, innermost = _models_along(model, path)
+    return [field.alias or name for name, field in innermost.model_fields.items()]
+
+
+def _models_along(model: type[BaseModel], path: list[str]) -> list[type[BaseModel]]:
+    """Return the models that a path leads through, the outermost first."""
+    along, choices = [model], [model]
     for part in path:
         fields = choices[0].model_fields.items()
         field = next((f for n, f in fields if part in (n, f.alias)), None)
@@ -159,7 +189,8 @@ def _allowed_keys(model: type[BaseModel], path: list[str]) -> list[str]:
         else:
             # In a union of kinds, the path names the kind.
             choices = [choice for choice in choices if _is_kind(choice, part)] or choices
-    return [field.alias or name for name, field in choices[0].model_fields.items()]
+        along.append(choices[0])
+    return along
 
 
 def _nested_models(annotation: object) -> list[type[BaseModel]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -32,6 +32,8 @@ class AlertsSection(ContractModel):
 
     A URL of a chat or webhook is a secret, so it is only ever named; a refusal never repeats it.
     """
+
+    SHOWS_VALUES: ClassVar[bool] = False
 
     urls: list[str] = Field(default_factory=list)
     """Each env:NAME, the environment variable with an apprise URL."""

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from mindtune.controller.contract.base import ContractModel, Document, Number
 from mindtune.search.errors import SearchError
-from mindtune.search.knobs import DERIVED, KnobValue, canonical
+from mindtune.search.knobs import KnobValue, canonical_or_derived
 
 __all__ = [
     "ENV_CHECKPOINT",
@@ -87,10 +87,7 @@ def _canonical_knobs(value: object) -> object:
     if not isinstance(value, dict):
         return value
     try:
-        return {
-            name: entry if name in DERIVED else canonical(name, entry)
-            for name, entry in value.items()
-        }
+        return {str(name): canonical_or_derived(str(name), entry) for name, entry in value.items()}
     except SearchError as error:
         raise ValueError(str(error)) from None
 

@@ -197,7 +197,9 @@ def split_best_config(content: object, *, source: str) -> tuple[BestConfig, Live
         own = set(LiveConfig.model_fields) - set(BestConfig.model_fields)
         rest = {key: value for key, value in content.items() if key not in own}
         live = {key: value for key, value in content.items() if key in own}
-    return parse(BestConfig, rest, source=source), parse(LiveConfig, live, source=source)
+    beside = [name for name in LiveConfig.model_fields if name not in BestConfig.model_fields]
+    best = parse(BestConfig, rest, source=source, beside=beside)
+    return best, parse(LiveConfig, live, source=source)
 
 
 def _read(config: str | Path | Mapping[str, Any]) -> tuple[LiveConfig, BestConfig | None]:

@@ -18,12 +18,12 @@ from mindtune.controller.contract import (
 )
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.learned import learn
+from mindtune.controller.trials.preflight import check_batch
 from mindtune.controller.trials.production import read_best_config
 from mindtune.controller.trials.study_folder import StudyFolder, relocated, relocated_command
 from mindtune.controller.trials.summary import StudySummary, TrialSummary, read_summary
 from mindtune.controller.trials.trial_config import TrialConfig
 from mindtune.controller.versions import installed_versions
-from mindtune.search.knobs import KnobValue
 
 __all__ = ["export"]
 
@@ -60,7 +60,7 @@ def export(study_dir: Path, *, out: Path, trial: int | None = None) -> BestConfi
             f"{chosen.message}"
         )
     study = read_document(StudyFile, folder.study_file)
-    _check_batch(chosen.knobs, study.training.global_batch_size)
+    check_batch(chosen.knobs, study.training.global_batch_size)
     best = _best_config(folder, study, summary, chosen, out.parent)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.unchecked")
@@ -127,18 +127,3 @@ def _base_config(folder: StudyFolder, study: StudyFile) -> str | None:
     if own.is_file() and read_yaml(own, repeated_keys=True) == read_yaml(folder.base_config):
         return name
     return folder.base_config.name
-
-
-def _check_batch(knobs: dict[str, KnobValue], global_batch_size: int) -> None:
-    """Refuse knobs whose product is not the global batch."""
-    if "micro_batch_size" not in knobs:
-        return
-    factors = ("data_parallel", "micro_batch_size", "micro_batch_num")
-    product = 1
-    for name in factors:
-        product *= int(knobs.get(name, 1))
-    if product != global_batch_size:
-        raise ConfigError(
-            f"{' * '.join(factors)} must be global_batch_size = {global_batch_size}, but it is "
-            f"{product}; the study file and its trials do not belong together."
-        )

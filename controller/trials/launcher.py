@@ -22,7 +22,7 @@ from typing import Literal
 from mindtune.controller.contract import ENV_MARK
 from mindtune.controller.trials.commands import free_port, msrun_command, trial_environment
 from mindtune.controller.trials.failure_text import read_tail
-from mindtune.controller.trials.preflight import check_launcher
+from mindtune.controller.trials.preflight import check_launcher, check_ranks
 from mindtune.controller.trials.process_tree import end_processes, marked
 from mindtune.controller.trials.protocol import SupervisorReport, SupervisorSpec
 
@@ -101,6 +101,7 @@ def launch(
         ConfigError: the launcher cannot be used.
     """
     check_launcher(launcher)
+    check_ranks(launcher, num_ranks)
     trial_dir = trial_dir.resolve()
     trial_dir.mkdir(parents=True, exist_ok=True)
     _clear(trial_dir, _LEFTOVERS if in_trial else _RANK_LEFTOVERS)

@@ -28,7 +28,7 @@ from mindtune.controller.trials.log_result import LARGEST_LOG, result_from_logs
 from mindtune.controller.trials.memory_log import worst_pool_peak
 from mindtune.controller.units import format_size
 from mindtune.search.errors import SearchError
-from mindtune.search.knobs import DERIVED, KnobValue, canonical
+from mindtune.search.knobs import KnobValue, canonical_or_derived
 
 __all__ = ["TrialOutcome", "differing_knobs", "judge", "record_outcome"]
 
@@ -111,10 +111,8 @@ def differing_knobs(
 
 
 def _spelled(name: str, value: Any) -> object:
-    if name in DERIVED:
-        return value
     try:
-        return canonical(name, value)
+        return canonical_or_derived(name, value)
     except SearchError:
         return value
 

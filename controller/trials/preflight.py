@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping
 
 from mindtune.controller.contract import PolicySection
 from mindtune.controller.errors import ConfigError
 from mindtune.policies.engine import build_engine
 from mindtune.policies.settings import PolicySettings
+from mindtune.search.knobs import KnobValue
 
-__all__ = ["check_launcher", "check_policies"]
+__all__ = ["check_batch", "check_launcher", "check_policies", "check_ranks"]
+
+_BATCH_FACTORS = ("data_parallel", "micro_batch_size", "micro_batch_num")
+_MOST_DEVICES = 16
+"""In one machine: 16 in the largest servers of Ascend and NVIDIA (Atlas 900 A2 and DGX-2)."""
+_RANKS_PER_CORE = 8
+"""Ranks without a device of their own, as in a dry run on CPUs, may share a core."""
 
 
 def check_launcher(launcher: str) -> None:
@@ -22,6 +31,45 @@ def check_launcher(launcher: str) -> None:
         raise ConfigError(
             "launcher must be none or msrun, but got slurm; use none with a command that calls "
             "srun itself."
+        )
+
+
+def check_ranks(launcher: str, num_ranks: int) -> None:
+    """Refuse more ranks than any machine of this size runs.
+
+    Raises:
+        ConfigError: msrun would start them all here.
+    """
+    limit = max(_MOST_DEVICES, _RANKS_PER_CORE * (os.cpu_count() or 1))
+    if launcher == "msrun" and num_ranks > limit:
+        raise ConfigError(
+            f"msrun must start at most {limit} ranks on this machine ({os.cpu_count()} cores), "
+            f"but the degrees multiply to {num_ranks:.6g}; correct data_parallel and the other "
+            "degrees, or use launcher none with a command that starts ranks on several machines."
+        )
+
+
+def check_batch(knobs: Mapping[str, KnobValue], global_batch_size: int | None = None) -> None:
+    """Refuse knobs whose product is not the global batch.
+
+    Args:
+        knobs: canonical knobs and derived values.
+        global_batch_size: samples per optimizer step; None: as `knobs` say, if they do.
+
+    Raises:
+        ConfigError: they contradict each other.
+    """
+    told = knobs.get("global_batch_size")
+    expected = told if global_batch_size is None else global_batch_size
+    if expected is None or "micro_batch_size" not in knobs:
+        return
+    product = math.prod(int(knobs.get(name, 1)) for name in _BATCH_FACTORS)
+    if product != expected or told not in (None, expected):
+        raise ConfigError(
+            f"{' * '.join(_BATCH_FACTORS)} must be global_batch_size = {expected}, but it is "
+            f"{product if told in (None, expected) else told}; these knobs, their study file and "
+            "its trials do not belong together: export the config again, or correct "
+            "micro_batch_num."
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import time
@@ -24,8 +23,6 @@ from mindtune.controller.contract import (
     KnobsFile,
     RunResult,
     dump_yaml,
-    read_document,
-    read_json,
     read_yaml,
     write_atomic,
     write_json,
@@ -38,9 +35,15 @@ from mindtune.controller.trials.commands import resolve_command
 from mindtune.controller.trials.config_tree import dotted_keys, set_key
 from mindtune.controller.trials.failure_text import last_exception, read_tail
 from mindtune.controller.trials.launcher import LaunchReport, launch
-from mindtune.controller.trials.preflight import check_launcher, check_policies
+from mindtune.controller.trials.preflight import (
+    check_batch,
+    check_launcher,
+    check_policies,
+    check_ranks,
+)
+from mindtune.controller.trials.run_folder import claim, own_result
 from mindtune.controller.trials.trial_config import knob_environment, num_ranks
-from mindtune.search.knobs import DERIVED, canonical
+from mindtune.search.knobs import canonical_or_derived
 
 __all__ = ["EXIT_DONE", "EXIT_FAILED", "EXIT_STOPPED", "RunPlan", "read_best_config",
            "run_best_config"]  # fmt: skip
@@ -51,8 +54,6 @@ EXIT_STOPPED = 1
 EXIT_FAILED = 3
 
 _LOGGER = logging.getLogger(__name__)
-_STATE = ".run.json"
-_UNREADABLE = "result.unreadable.json"
 _CHANGEABLE = ("alerts", "watchdog")
 
 
@@ -106,10 +107,10 @@ def read_best_config(path: Path) -> RunPlan:
 
 def _checked(content: object, *, source: str) -> tuple[BestConfig, tuple[AnyFault, ...]]:
     best, live = split_best_config(content, source=source)
-    for name, value in best.knobs.items():
-        if name not in DERIVED:
-            canonical(name, value)
+    knobs = {name: canonical_or_derived(name, value) for name, value in best.knobs.items()}
+    check_batch(knobs)
     check_launcher(best.launcher)
+    check_ranks(best.launcher, num_ranks(knobs))
     check_policies(best.policies)
     return best, live.faults
 
@@ -148,7 +149,12 @@ def run_best_config(
     check_alerts(plan.best.alerts)
     if faults is not None:
         plan = replace(plan, faults=faults.faults)
-    _claim(out, plan, mode)
+    with claim(out, _config_hash(plan), mode):
+        return _run(plan, out, command, best=best, mode=mode)
+
+
+def _run(plan: RunPlan, out: Path, command: list[str], *, best: Path, mode: str) -> int:
+    """Run the program in a folder that is this run's alone, and tell how it ended."""
     write_atomic(out / "config.yaml", _fault_note(plan.faults) + dump_yaml(plan.config))
     write_yaml(out / KnobsFile.FILE, KnobsFile(knobs=plan.best.knobs))
     environment = knob_environment(plan.best.knobs) | {
@@ -172,9 +178,9 @@ def run_best_config(
             env=environment,
             in_trial=False,
         )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as end:
         if not (out / RunResult.FILE).exists():
-            message = "ended by Ctrl-C"
+            message = f"ended by {end}" if str(end) else "ended by Ctrl-C"
             result = _write_result(out, "interrupted", time.time() - started, message, plan.faults)
             _tell(plan, out, result)
         raise
@@ -182,6 +188,14 @@ def run_best_config(
     if written is not None:
         _tell(plan, out, written)
     return code
+
+
+def _config_hash(plan: RunPlan) -> str:
+    """Return what a run is known by."""
+    # Who is told and how long a silence may last make it no other run.
+    best = {key: value for key, value in plan.best.to_plain().items() if key not in _CHANGEABLE}
+    content = dump_yaml([plan.config, best, *(fault.to_plain() for fault in plan.faults)])
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _tell(plan: RunPlan, out: Path, result: RunResult) -> None:
@@ -204,70 +218,6 @@ def _fault_note(faults: tuple[AnyFault, ...]) -> str:
     return f"# NO REAL RUN: faults are planted on purpose ({kinds}); see {FaultPlan.FILE}.\n"
 
 
-def _claim(out: Path, plan: RunPlan, mode: str) -> None:
-    """Take the folder of a run, or refuse with nothing changed.
-
-    Raises:
-        ConfigError: if something else is in it, the run has finished, or it is not writable.
-    """
-    # Who is told and how long a silence may last make it no other run.
-    best = {key: value for key, value in plan.best.to_plain().items() if key not in _CHANGEABLE}
-    content = dump_yaml([plan.config, best, *(fault.to_plain() for fault in plan.faults)])
-    identity = {"schema": 1, "config_hash": hashlib.sha256(content.encode()).hexdigest()}
-    state = out / _STATE
-    try:
-        occupied = out.exists() and any(out.iterdir())
-        if occupied and not state.exists():
-            raise ConfigError(
-                f"the run folder {out} must be new, empty or of the same run, but it holds other "
-                "files; give another one with --out."
-            )
-        if occupied:
-            if _known_identity(state) != identity["config_hash"]:
-                raise ConfigError(
-                    f"the run folder {out} must be new, empty or of the same run, but it is of a "
-                    "run with another config; give another one with --out."
-                )
-            _set_result_aside(out)
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomic(state, json.dumps({**identity, "mode": mode}) + "\n")
-    except OSError as error:
-        raise ConfigError(
-            f"the run folder {out} must be a writable folder, but: {error.strerror}; give another "
-            "one with --out."
-        ) from None
-
-
-def _known_identity(state: Path) -> object:
-    """Return the hash of the config that a run's folder was made for.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    content = read_json(state)
-    if not isinstance(content, dict) or "config_hash" not in content:
-        raise ConfigError(
-            f"{state} must hold the config_hash of its run, but does not; give another folder "
-            "with --out."
-        )
-    return content["config_hash"]
-
-
-def _set_result_aside(out: Path) -> None:
-    """Keep the result of an unfinished run under another name, or refuse a finished one."""
-    result = _own_result(out)
-    if result is None:
-        return
-    if result.outcome == "ok":
-        raise ConfigError(
-            f"the run in {out} has finished; give another folder with --out to run it again."
-        )
-    index = 1
-    while (target := out / f"result.segment_{index}.json").exists():
-        index += 1
-    (out / RunResult.FILE).rename(target)
-
-
 def _conclude(
     out: Path, report: LaunchReport, faults: tuple[AnyFault, ...]
 ) -> tuple[int, RunResult | None]:
@@ -279,7 +229,7 @@ def _conclude(
     supervised = report.supervised
     failed = {name: code for name, code in supervised.exit_codes.items() if code}
     clean = supervised.ended_by == "exit" and not failed
-    result = _own_result(out)
+    result = own_result(out)
     if result is not None and faults and not result.planted_faults:
         _LOGGER.warning(
             "%s names no planted faults: the program's training does not read them",
@@ -315,23 +265,6 @@ def _conclude(
     failed_result = result.model_copy(update=failure)
     write_json(out / RunResult.FILE, failed_result)
     return EXIT_FAILED, failed_result
-
-
-def _own_result(out: Path) -> RunResult | None:
-    """Return the result that the run left; a file of the program's own is moved out of the way."""
-    path = out / RunResult.FILE
-    if not path.exists():
-        return None
-    why = f"{path} must be a file, but it is something else."
-    if path.is_file():  # a pipe of that name would be waited for without end
-        try:
-            return read_document(RunResult, path)
-        except ConfigError as error:
-            why = str(error)
-    kept = path.with_name(_UNREADABLE)
-    path.replace(kept)
-    _LOGGER.warning("%s; it is kept as %s", why, kept.name)
-    return None
 
 
 def _write_result(

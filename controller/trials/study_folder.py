@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,10 +16,9 @@ from pathlib import Path
 
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.commands import names_file
+from mindtune.controller.trials.folder_lock import locked
 
 __all__ = ["StudyFolder", "relocated", "relocated_command"]
-
-_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -132,29 +130,8 @@ class StudyFolder:
         Raises:
             ConfigError: if another process holds it.
         """
-        path = self.root / _LOCK
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise ConfigError(
-                f"the study folder {self.root} must be a writable folder, but: "
-                f"{error.strerror}; give another one with --out."
-            ) from None
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                holder = os.pread(handle, 32, 0).decode().strip()
-                raise ConfigError(
-                    f"the study folder {self.root} must be searched by one process at a time, "
-                    f"but process {holder or 'unknown'} holds it; wait for its end, or give "
-                    "another folder with --out."
-                ) from None
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        with locked(self.root, what="study"):
             yield
-        finally:
-            os.close(handle)
 
 
 def relocated(path: str, *, old: Path, new: Path) -> str:

@@ -22,6 +22,7 @@ from mindtune.controller.trials.export import export
 from mindtune.controller.trials.identity import Identity, keep_identity, study_identity
 from mindtune.controller.trials.measure import Measurer
 from mindtune.controller.trials.peak import PeakFile, needs_measuring, resolve_peak
+from mindtune.controller.trials.preflight import check_ranks
 from mindtune.controller.trials.progress import (
     CalibrationStarted,
     Listener,
@@ -94,6 +95,8 @@ def run_study(
         NothingFeasibleError: if the rules leave no config.
     """
     setup = load_study(study_file)
+    # Not in load_study: a space may be looked at on a smaller machine.
+    check_ranks(setup.study.trial.launcher, setup.study.cluster.num_devices)
     report = check(setup.space)
     if report.emptied_by is not None:
         raise NothingFeasibleError(report.emptied_by)

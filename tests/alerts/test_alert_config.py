@@ -81,6 +81,31 @@ def test_other_values_are_refused_by_their_rule(section, rule):
         load_settings({"alerts": section}, {})
 
 
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"min_severity": "slack://T0K3N"},
+        {"min_interval": "slack://T0K3N"},
+        {"max_per_hour": "slack://T0K3N"},
+        {"on": "slack://T0K3N"},
+        {"on": ["stop", "slack://T0K3N"]},
+        {"on": {"slack://T0K3N": 1}},
+        {"slack://T0K3N": None},
+        {"min_severity": ["slack://T0K3N"]},
+        {"urls": ["env:HOOK"], "max_per_hour": {"a": "slack://T0K3N"}},
+    ],
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_secret_in_any_other_place_is_not_repeated_either(section, whole):
+    model, content = (
+        (BestConfig, {**BEST, "alerts": section}) if whole else (AlertsSection, section)
+    )
+    with pytest.raises(ConfigError) as refused:
+        parse(model, content, source="x")
+    assert "T0K3N" not in str(refused.value)
+    assert "not shown, since it may be a secret" in str(refused.value)
+
+
 def test_a_best_config_carries_alerts_and_watchdog_and_old_ones_stay_readable():
     assert parse(BestConfig, BEST, source="x").alerts is None
     content = {**BEST, "alerts": {"urls": ["env:HOOK"]}, "watchdog": {"exit_on_hang": True}}

@@ -331,7 +331,7 @@ def test_storage_settings_that_name_nothing_are_refused(tiny, monkeypatch):
 def test_folder_of_a_study_is_held_by_one_process(tmp_path):
     folder = StudyFolder(tmp_path / "study")
     folder.check_writable()
-    one_process = pytest.raises(ConfigError, match="must be searched by one process at a time")
+    one_process = pytest.raises(ConfigError, match="must be used by one process at a time")
     with folder.locked(), one_process, folder.locked():
         pass
     with folder.locked():

@@ -252,17 +252,69 @@ def test_ctrl_c_ends_the_whole_run(project):
     run = subprocess.Popen(
         [sys.executable, "-c", RUN, str(best), str(out)], stderr=subprocess.DEVNULL
     )
-    end = time.monotonic() + 30
-    while not (out / "waiting").exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_for(out / "waiting")
     run.send_signal(signal.SIGINT)
     assert run.wait(timeout=20) != 0
-    mark = str(out).encode()
-    processes = [path for path in Path("/proc").iterdir() if path.name.isdecimal()]
-    left = [path for path in processes if mark in environment_of(path)]
-    assert left == []
+    assert left_of(out) == []
     assert read_document(RunResult, out / "result.json").outcome == "interrupted"
+
+
+def start(*arguments):
+    """Start a command line and return its process."""
+    program = "import sys; from mindtune.controller.cli import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(path):
+    end = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def left_of(folder):
+    """Return the processes that have a folder in their environment."""
+    mark = str(folder).encode()
+    processes = [path for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return [path for path in processes if mark in environment_of(path)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_ended_from_outside_ends_whole_and_says_so(project, number):
+    set_ending(project, "wait")
+    out = project.folder / "run"
+    run = start("run", project.out / "best_config.yaml", "--out", out)
+    wait_for(out / "waiting")
+    second = start("run", project.out / "best_config.yaml", "--out", out)
+    assert f"but process {run.pid} holds it" in second.communicate(timeout=20)[1]
+    assert second.returncode == 2
+    run.send_signal(number)
+    assert f"interrupted by {number.name}" in run.communicate(timeout=20)[1]
+    assert run.returncode == 128 + number
+    assert left_of(out) == []
+    result = read_document(RunResult, out / "result.json")
+    assert (result.outcome, result.message) == ("interrupted", f"ended by {number.name}")
+    assert result.steps == 2
+
+
+def test_a_search_that_is_ended_from_outside_ends_whole_and_goes_on_later(tiny):
+    tiny.write(
+        space={"micro_batch_size": [1, 4], "recompute": "full"},
+        trial={"repeats": 1},
+        base={"training": {"micro_batch_size": 1, "recompute": True}, "sleep": {"4-full": 60}},
+    )
+    search = start("search", tiny.study_file, "--out", tiny.out)
+    wait_for(tiny.out / "trials" / "0001" / "repeat_0" / "signals.csv")
+    search.send_signal(signal.SIGTERM)
+    assert "interrupted by SIGTERM" in search.communicate(timeout=20)[1]
+    assert search.returncode == 143
+    assert left_of(tiny.out) == []
+    assert json.loads((tiny.out / "summary.json").read_text())["trials"][0]["outcome"] == "ok"
 
 
 def environment_of(process):
@@ -294,6 +346,15 @@ def test_mindformers_file_is_its_own_merged_config(project):
         ({"launcher": "slurm"}, "launcher must be none or msrun"),
         ({"policies": {"gradient_nrom": {}}}, "gradient_nrom"),
         ({"knobs": {"micro_batch_size": 0}}, "micro_batch_size"),
+        ({"knobs": {"micro_batch_num": "abc"}}, "micro_batch_num must be a whole number"),
+        ({"knobs": {"global_batch_size": 0.5}}, "global_batch_size"),
+        ({"knobs": {"micro_batch_size": 10**400}}, "at most 1000000000"),
+        (
+            {"knobs": {"micro_batch_size": 2, "micro_batch_num": 4, "global_batch_size": 16}},
+            "must be global_batch_size = 16, but it is 8",
+        ),
+        ({"launcher": "msrun", "knobs": {"data_parallel": 10**6}}, "multiply to 1e[+]06; correct"),
+        ({"commnd": []}, "knobs, .*provenance, mode, out_dir, rewind, model_signals, .*faults"),
     ],
 )
 def test_wrong_best_config_is_refused_with_nothing_written(project, change, message):
