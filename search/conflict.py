@@ -24,6 +24,14 @@ _IDENTITIES = ("degrees_fill_cluster", "micro_batch_identity")
 """What a config must fulfil before anything can be predicted of it."""
 
 
+_MOST_LOOKED_AT = 20_000
+"""Configs, and rejections, after which the count of what a rule alone rejects is given up."""
+
+
+class _GivenUpError(Exception):
+    """The count would take too long."""
+
+
 @dataclass(frozen=True)
 class Conflict:
     """The rules that emptied a space; without any one of them, others would reject less."""
@@ -32,7 +40,9 @@ class Conflict:
     reasons: tuple[str, ...]
     """What each of them says about a config that it rejects."""
     left_without: tuple[int, ...]
-    """How many configs would be feasible if that rule alone were not asked."""
+    """How many configs would be feasible if that rule alone were not asked, as far as counted."""
+    counted: tuple[bool, ...]
+    """Whether that number is whole; in large spaces the count is given up."""
     values: str
     """The values of the knobs that they read, as the space has them."""
     among: str
@@ -55,8 +65,8 @@ class Conflict:
         if self.values:
             text += f" Values here: {self.values}."
         freed = [
-            f"{count} without {name}"
-            for name, count in zip(names, self.left_without, strict=True)
+            f"{count if is_whole else f'at least {count}'} without {name}"
+            for name, count, is_whole in zip(names, self.left_without, self.counted, strict=True)
             if count
         ]
         return f"{text} Left would be {', '.join(freed)}." if freed else text
@@ -98,12 +108,13 @@ def _smallest_hitting_set(sets: list[frozenset[int]]) -> tuple[int, ...]:
 
 
 def _conflict(space: Space, cost: CostModel, rules: list[Rule]) -> Conflict:
-    reasons, left = [], []
+    reasons, left, counted = [], [], []
     for rule in rules:
-        freed = list(walk(space, cost, [other for other in RULES if other is not rule]))
+        freed, is_whole = _freed(space, cost, rule)
         example = _nearest(space, cost, rule, freed) if freed else _rejected(space, cost, rule)
         reasons.append(rule.check(space.complete(example), cost) or rule.summary)
         left.append(len(freed))
+        counted.append(is_whole)
     read = dict.fromkeys(name for rule in rules for name in rule.reads if rule.reads != COST_KNOBS)
     values = "; ".join(
         f"{name} {', '.join(map(knob_text, space.choices[name]))}"
@@ -112,8 +123,35 @@ def _conflict(space: Space, cost: CostModel, rules: list[Rule]) -> Conflict:
         for name in read
     )
     guarded = any(rule.reads == COST_KNOBS for rule in rules)
-    among = "all that fill the cluster with whole micro-batches" if guarded else "all of them"
-    return Conflict(tuple(rules), tuple(reasons), tuple(left), values, among)
+    return Conflict(
+        rules=tuple(rules),
+        reasons=tuple(reasons),
+        left_without=tuple(left),
+        counted=tuple(counted),
+        values=values,
+        among="all that fill the cluster with whole micro-batches" if guarded else "all of them",
+    )
+
+
+def _freed(space: Space, cost: CostModel, rule: Rule) -> tuple[list[Config], bool]:
+    """Return the configs that this rule alone rejects, and whether these are all of them."""
+    freed: list[Config] = []
+    rejections = 0
+
+    def enough(_rule: int, _count: int, _example: Config) -> None:
+        nonlocal rejections
+        rejections += 1
+        if rejections > _MOST_LOOKED_AT:
+            raise _GivenUpError
+
+    try:
+        for config in walk(space, cost, [other for other in RULES if other is not rule], enough):
+            freed.append(config)
+            if len(freed) >= _MOST_LOOKED_AT:
+                return freed, False
+    except _GivenUpError:
+        return freed, False
+    return freed, True
 
 
 def _nearest(space: Space, cost: CostModel, rule: Rule, freed: list[Config]) -> Config:

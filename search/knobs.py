@@ -97,6 +97,7 @@ def _parametrized(prefix: str, number: str, hint: str) -> str:
     return f"{prefix}:{int(value)}"
 
 
+_NESTED = "must be a word or a list; numbers per stage are a list among the values: [[2, 1, 1, 0]]"
 _STAGE_KINDS = ("layers", "selective")
 """Kinds of recomputation that a list per stage can say: whole layers, or attention alone."""
 
@@ -109,6 +110,8 @@ def _recompute(value: object) -> KnobValue:
     elif kind in _STAGE_KINDS and numbers:
         listed = numbers
     else:
+        if isinstance(value, int) and not isinstance(value, bool):
+            raise ValueError(_NESTED)  # noqa: TRY004 - one error class for callers
         hint = {"interval": "K", "layers": "A/B/...", "selective": "A/B/..."}
         text = _choice("none", "selective", "full", patterns=hint)(value)
         # Recomputing every block and every first block are the same config.
@@ -128,7 +131,7 @@ def _offset(value: object) -> KnobValue:
     if isinstance(value, str) and value.strip().lower() in {"even", "balanced"}:
         return value.strip().lower()
     if isinstance(value, (int, float)):
-        raise ValueError("must be even, balanced, or a list with one number per stage")  # noqa: TRY004
+        raise ValueError(_NESTED)  # noqa: TRY004
     rows = parse_stage_list(value)
     return stage_list_text(rows) if any(map(any, rows)) else "even"
 

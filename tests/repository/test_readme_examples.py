@@ -5,11 +5,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mindtune.controller.contract import read_document
+from mindtune.controller.contract import StudyFile, parse, read_document
 from mindtune.controller.contract.gate_file import GateFile
 from mindtune.controller.live.settings import load_settings
+from mindtune.controller.trials.study_setup import study_facts
+from mindtune.search.constraints import check
+from mindtune.search.space import Space
 
 ROOT = Path(__file__).parents[2]
+STUDY_SAMPLE = ROOT / "controller" / "contract" / "samples" / "study.yaml"
 READMES = ("README.md", "README.zh.md")
 
 
@@ -28,10 +32,16 @@ def test_yaml_examples_are_valid(name, tmp_path):
         keys |= set(content)
         if "rules" in content:
             assert read_document(GateFile, path).rules
+        elif content.keys() & {"space", "overrides"}:
+            sample = yaml.safe_load(STUDY_SAMPLE.read_text(encoding="utf-8"))
+            study = parse(StudyFile, {**sample, **content}, source=name)
+            report = check(Space.from_spec(study.space, study_facts(study, None)))
+            assert report.feasible
         else:
             content.pop("callbacks", None)
             load_settings(content, {})
-    assert keys == {"callbacks", "mindtune", "rewind", "alerts", "faults", "rules", "schema"}
+    assert keys == {"callbacks", "mindtune", "rewind", "alerts", "faults", "rules", "schema",
+                    "space", "constraints", "overrides"}  # fmt: skip
 
 
 def test_both_languages_show_the_same_examples():

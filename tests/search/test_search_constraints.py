@@ -298,3 +298,20 @@ def test_other_knobs_pass_through():
     report = check(Space.from_spec(spec, FACTS))
     assert report.feasible == report.total == 4
     assert report.configs[0].config["env.OMP_NUM_THREADS"] in ("1", "2")
+
+
+def test_a_large_empty_space_is_explained_in_a_moment(monkeypatch):
+    """Without the rule that emptied it, a million configs would have to be predicted."""
+    from mindtune.search import conflict
+
+    monkeypatch.setattr(conflict, "_MOST_LOOKED_AT", 50)
+    devices = dataclasses.replace(FACTS.cluster, num_devices=1009, devices_per_node=None)
+    spec = {
+        "data_parallel": [2, 4, 8], "model_parallel": [1, 2], "micro_batch_size": list(range(1, 33)),
+        "recompute": ["none", "full", *(f"interval:{k}" for k in range(2, 9))],
+        "comm_overlap": "auto", "data_workers": list(range(1, 65)),
+    }  # fmt: skip
+    report = check(Space.from_spec(spec, dataclasses.replace(FACTS, cluster=devices)))
+    assert report.total == 221184
+    assert [rule.name for rule in report.conflict.rules] == ["degrees_fill_cluster"]
+    assert "Left would be at least 50 without degrees_fill_cluster." in report.emptied_by
