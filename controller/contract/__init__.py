@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from mindtune.controller.contract.base import ContractModel, Document, Number, parse
+from mindtune.controller.contract.base import ContractModel, Count, Document, Number, parse
 from mindtune.controller.contract.fault_plan import AnyFault, FaultPlan
 from mindtune.controller.contract.files import (
     dump_yaml,
     read_document,
     read_json,
     read_yaml,
+    refuse_pipe,
     write_atomic,
     write_json,
     write_yaml,
@@ -80,6 +81,7 @@ from mindtune.controller.contract.trial_files import (
     TrialRecord,
     TrialResult,
     WorkerOutcome,
+    canonical_knobs,
 )
 
 __all__ = [
@@ -103,6 +105,7 @@ __all__ = [
     "CompareRow",
     "ConstraintsSection",
     "ContractModel",
+    "Count",
     "DecisionRecord",
     "DoctorOutput",
     "Document",
@@ -143,6 +146,7 @@ __all__ = [
     "UsableFeature",
     "WatchdogSection",
     "WorkerOutcome",
+    "canonical_knobs",
     "dump_yaml",
     "format_header",
     "format_row",
@@ -151,6 +155,7 @@ __all__ = [
     "read_json",
     "read_rows",
     "read_yaml",
+    "refuse_pipe",
     "write_atomic",
     "write_json",
     "write_yaml",

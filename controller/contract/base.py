@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 
 from mindtune.controller.errors import ConfigError
 
-__all__ = ["ContractModel", "Document", "Number", "parse", "refusal"]
+__all__ = ["ContractModel", "Count", "Document", "Number", "parse", "refusal"]
 
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "infinity": math.inf,
                "-infinity": -math.inf, "+inf": math.inf}  # fmt: skip
@@ -56,6 +56,9 @@ Number = Annotated[
     ),
 ]
 """A float that may be non-finite: "nan", "inf", "-inf" in JSON; bare forms are read as well."""
+
+Count = Annotated[int, Field(ge=0, le=10**18)]
+"""A number of steps, samples or bytes; up to here products and figures of them have room."""
 
 
 class ContractModel(BaseModel):

@@ -15,8 +15,8 @@ import yaml
 from mindtune.controller.contract.base import ContractModel, parse
 from mindtune.controller.errors import ConfigError
 
-__all__ = ["dump_yaml", "read_document", "read_json", "read_yaml", "write_atomic", "write_json",
-           "write_yaml"]  # fmt: skip
+__all__ = ["dump_yaml", "read_document", "read_json", "read_yaml", "refuse_pipe", "write_atomic",
+           "write_json", "write_yaml"]  # fmt: skip
 
 ModelT = TypeVar("ModelT", bound=ContractModel)
 
@@ -159,7 +159,24 @@ def read_json(path: Path) -> Any:
         raise ConfigError(f"{path} must be JSON, but: it is nested too deeply.") from None
 
 
+def refuse_pipe(path: Path) -> None:
+    """Refuse a pipe with a name, which a reader would wait for without end.
+
+    What a shell gives for `<(command)` is below /dev and has a writer.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    try:
+        is_pipe = path.is_fifo() and path.parts[:2] != ("/", "dev")
+    except (OSError, ValueError):
+        return
+    if is_pipe:
+        raise ConfigError(f"{path} must be a file, but it is a pipe; remove it.")
+
+
 def _text(path: Path) -> str:
+    refuse_pipe(path)
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from mindtune.controller.contract.base import ContractModel, Number
+from mindtune.controller.contract.base import ContractModel, Count, Number
 
 __all__ = ["LOG10_EDGES", "ModelSignalRecord"]
 
@@ -24,9 +24,9 @@ class ModelSignalRecord(ContractModel):
 
     FILE: ClassVar[str] = "model_signals.jsonl"
 
-    step: int = Field(ge=1)
+    step: Count = Field(ge=1)
     """Optimizer steps attempted, this one included."""
-    run: int = Field(default=0, ge=0)
+    run: Count = 0
     """Segment of the run, as in signals.csv."""
     layers: list[str] = Field(default_factory=list)
     """Groups of weights by the beginning of their names; see `layer_of`."""

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from mindtune.controller.contract.base import ContractModel, Document, Number
+from mindtune.controller.contract.base import ContractModel, Count, Document, Number
 from mindtune.controller.contract.fault_plan import AnyFault
 from mindtune.controller.contract.live_sections import AlertsSection, WatchdogSection
 from mindtune.controller.contract.study_file import Command, PolicySection
@@ -24,7 +24,7 @@ class DecisionRecord(ContractModel):
 
     FILE: ClassVar[str] = "decisions.jsonl"
 
-    step: int = Field(ge=0)
+    step: Count
     policy: str
     action: str
     """Class name of the action, such as SetLearningRateScale."""
@@ -39,7 +39,7 @@ class DecisionRecord(ContractModel):
     evidence: dict[str, Number | str | None] = Field(default_factory=dict)
     outcome: str | None = None
     """Result of the check after M steps; null until it is known."""
-    budget_left: int | None = None
+    budget_left: Count | None = None
 
 
 class GradNormPrior(ContractModel):
@@ -48,8 +48,8 @@ class GradNormPrior(ContractModel):
     median: float = Field(ge=0)
     mad: float = Field(ge=0)
     """Median absolute deviation."""
-    samples: int = Field(ge=1)
-    expires_after_steps: int = Field(ge=1)
+    samples: Count = Field(ge=1)
+    expires_after_steps: Count = Field(ge=1)
 
 
 class Learned(ContractModel):
@@ -57,7 +57,7 @@ class Learned(ContractModel):
 
     step_time_s: float | None = Field(default=None, gt=0)
     data_share: float | None = Field(default=None, ge=0)
-    peak_memory_bytes: int | None = Field(default=None, ge=0)
+    peak_memory_bytes: Count | None = None
     loss_scale_min: float | None = Field(default=None, gt=0)
     loss_scale_max: float | None = Field(default=None, gt=0)
     grad_norm: GradNormPrior | None = None
@@ -69,7 +69,7 @@ class Provenance(ContractModel):
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
 
     study: str
-    trial: int = Field(ge=0)
+    trial: Count
     value: Number | None = None
     baseline_value: Number | None = None
     created: str | None = None
@@ -105,15 +105,15 @@ class RunResult(Document):
 
     outcome: Literal["ok", "stopped", "oom", "bad_config", "non_finite", "crash", "interrupted"]
     """stopped: ended by a policy, with its diagnosis in `message`."""
-    steps: int = Field(ge=0)
+    steps: Count
     wall_s: float = Field(ge=0)
     final_loss: Number | None = None
     eval_loss: Number | None = None
-    peak_memory_bytes: int | None = Field(default=None, ge=0)
+    peak_memory_bytes: Count | None = None
     mfu: Number | None = None
-    actions: int = Field(default=0, ge=0)
+    actions: Count = 0
     """Actions that were granted and carried out; advice is not counted."""
-    findings: dict[str, int] = Field(default_factory=dict)
+    findings: dict[str, Count] = Field(default_factory=dict)
     """Finding kind -> how often."""
     effective: dict[str, Any] = Field(default_factory=dict)
     message: str = ""

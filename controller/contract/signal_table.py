@@ -26,12 +26,17 @@ ALIASES: dict[str, tuple[str, float]] = {
 
 _BYTE_ORDER_MARK = "\ufeff"
 """What some programs put in front of UTF-8."""
+_KNOWN = frozenset(SIGNAL_NAMES)
 _TEXT = frozenset({"phase"})
 _WHOLE = frozenset({
     "step", "run", "global_batch_size", "micro_batch_size", "num_microbatches", "tokens",
     "device_memory_used_bytes", "device_memory_total_bytes", "memory_allocated_bytes",
     "straggler_rank",
 })  # fmt: skip
+
+
+_LARGEST = 10**18
+"""As of a `Count` in the other files."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ def _row(columns: Sequence[tuple[str, float]], cells: Sequence[str]) -> SignalRo
     extra: dict[str, str] = {}
     for (name, factor), cell in zip(columns, cells, strict=True):
         text = cell.strip()
-        if name not in SIGNAL_NAMES:
+        if name not in _KNOWN:
             extra[name] = text
         elif text:
             known[name] = _read(name, text, factor)
@@ -115,6 +120,8 @@ def _read(name: str, text: str, factor: float) -> float | int | str:
         number = float(text)
         if not number.is_integer():
             raise ValueError(f"{name} must be a whole number, but got {text!r}")
+        if abs(number) > _LARGEST:
+            raise ValueError(f"{name} must be at most {_LARGEST:.0e}, but got {text!r:.40}")
         return int(text) if text.lstrip("+-").isdigit() else int(number)
     try:
         return float(text) * factor

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from mindtune.controller.contract.base import ContractModel, Document, Number
+from mindtune.controller.contract.base import ContractModel, Count, Document, Number
 from mindtune.search.errors import SearchError
 from mindtune.search.knobs import KnobValue, canonical_or_derived
 
@@ -24,6 +24,7 @@ __all__ = [
     "TrialRecord",
     "TrialResult",
     "WorkerOutcome",
+    "canonical_knobs",
 ]
 
 ENV_TRIAL_DIR = "MINDTUNE_TRIAL_DIR"
@@ -58,13 +59,13 @@ Outcome = Literal[
 class TrialPlan(ContractModel):
     """What the launcher asks of one trial."""
 
-    number: int = Field(ge=0)
+    number: Count
     """Number of the config in the study; 0 is the base config."""
-    repeat: int = Field(default=0, ge=0)
+    repeat: Count = 0
     """Repeat of the same config, from 0."""
-    seed: int = Field(default=0, ge=0)
-    warmup_steps: int = Field(ge=0)
-    measure_steps: int = Field(ge=1)
+    seed: Count = 0
+    warmup_steps: Count
+    measure_steps: Count = Field(ge=1)
     deadline_s: float = Field(gt=0)
 
 
@@ -80,10 +81,11 @@ class KnobsFile(Document):
     @field_validator("knobs", mode="before")
     @classmethod
     def _canonical(cls, value: object) -> object:
-        return _canonical_knobs(value)
+        return canonical_knobs(value)
 
 
-def _canonical_knobs(value: object) -> object:
+def canonical_knobs(value: object) -> object:
+    """Return knobs as a file spells them in canonical spelling, for a validator."""
     if not isinstance(value, dict):
         return value
     try:
@@ -112,7 +114,7 @@ class TrialResult(Document):
     """Over all ranks."""
     samples_per_step: float | None = Field(default=None, gt=0, le=_LARGEST)
     """Over all ranks."""
-    peak_memory_bytes: int | None = Field(default=None, ge=0, le=_LARGEST)
+    peak_memory_bytes: Count | None = None
     """Of the worst rank."""
     memory_source: str | None = None
     """How the peak was taken: pool, allocator, rss."""
@@ -159,7 +161,7 @@ class TrialRecord(Document):
     """Process (`command`, `rank0`, ...) -> exit code; null: unknown."""
     wall_s: float = Field(ge=0)
     message: str = ""
-    peak_memory_bytes: int | None = Field(default=None, ge=0, le=_LARGEST)
+    peak_memory_bytes: Count | None = None
     """Worst rank, as the launcher saw it."""
     memory_source: str | None = None
     config_hash: str | None = None

@@ -11,7 +11,7 @@ import json
 import threading
 from pathlib import Path
 
-from mindtune.controller.contract import DecisionRecord, parse
+from mindtune.controller.contract import DecisionRecord, parse, refuse_pipe
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.records.append_file import open_append
 
@@ -51,6 +51,7 @@ def read_decisions(path: Path) -> list[DecisionRecord]:
     Raises:
         ConfigError: a whole line is no decision record.
     """
+    refuse_pipe(path)
     records = []
     try:
         with path.open(encoding="utf-8") as file:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mindtune.controller.contract import ModelSignalRecord, parse
+from mindtune.controller.contract import ModelSignalRecord, parse, refuse_pipe
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.records.append_file import open_append
 
@@ -40,6 +40,7 @@ def read_model_signals(path: Path) -> list[ModelSignalRecord]:
     Raises:
         ConfigError: a whole line is no such record.
     """
+    refuse_pipe(path)
     records = []
     try:
         with path.open(encoding="utf-8") as file:

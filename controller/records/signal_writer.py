@@ -13,6 +13,7 @@ from mindtune.controller.contract import (
     format_header,
     format_row,
     read_rows,
+    refuse_pipe,
     write_atomic,
 )
 from mindtune.controller.errors import ConfigError
@@ -102,6 +103,7 @@ def read_signals(path: Path) -> list[SignalRow]:
     Raises:
         ConfigError: it is missing, unreadable or no signal table.
     """
+    refuse_pipe(path)
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return list(read_rows(file, source=str(path)))

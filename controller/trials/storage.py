@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from mindtune.controller.contract import refuse_pipe
 from mindtune.controller.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -173,6 +174,7 @@ def _check_file(file: Path) -> None:
                 f"the folder of the database {file} must exist, but it does not; create it."
             )
         return
+    refuse_pipe(file)
     if file.stat().st_size == 0:
         return
     remedy = f"restore it, or move it away to start afresh: mv {file} {file}.broken"

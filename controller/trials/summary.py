@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from mindtune.controller.contract import (
     ContractModel,
+    Count,
     Document,
     Number,
     Outcome,
     RejectedRule,
+    canonical_knobs,
     read_document,
 )
 from mindtune.controller.errors import ConfigError
@@ -28,9 +30,9 @@ __all__ = ["Measurement", "StudySummary", "TrialSummary", "read_summary"]
 class Measurement(ContractModel):
     """One launch of a config."""
 
-    repeat: int = Field(ge=0)
+    repeat: Count
     """0 is the search's own; the confirmation counts from 1."""
-    seed: int = Field(ge=0)
+    seed: Count
     outcome: Outcome
     message: str = ""
     value: Number | None = None
@@ -40,7 +42,7 @@ class Measurement(ContractModel):
     tokens_per_s: Number | None = None
     step_time_s: float | None = None
     """Median of the measured steps."""
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: Count | None = None
     """Worst rank."""
     memory_source: str | None = None
     final_loss: Number | None = None
@@ -52,7 +54,7 @@ class Measurement(ContractModel):
 class TrialSummary(ContractModel):
     """One config."""
 
-    number: int = Field(ge=0)
+    number: Count
     knobs: dict[str, KnobValue]
     """With micro_batch_num, where it follows from them."""
     outcome: Outcome
@@ -68,6 +70,11 @@ class TrialSummary(ContractModel):
     convergence: str = ""
     """How that was judged, or why not."""
     measurements: list[Measurement] = Field(default_factory=list)
+
+    @field_validator("knobs", mode="before")
+    @classmethod
+    def _canonical(cls, value: object) -> object:
+        return canonical_knobs(value)
 
     def confirming(self) -> list[Measurement]:
         """Return the ok measurements that values are taken from."""
@@ -85,15 +92,15 @@ class StudySummary(Document):
     """The confirmation is over and the winner is final."""
     objective: Literal["mfu", "relative"]
     """relative: peak unknown, values are speeds over the base config's."""
-    planned: int = Field(ge=1)
+    planned: Count = Field(ge=1)
     """Configs to measure."""
     total: int = Field(ge=0)
     """Configs before any rule."""
     feasible: int = Field(ge=0)
     rejected: list[RejectedRule] = Field(default_factory=list)
     trials: list[TrialSummary] = Field(default_factory=list)
-    leaders: list[int] = Field(default_factory=list)
-    winner: int | None = None
+    leaders: list[Count] = Field(default_factory=list)
+    winner: Count | None = None
     """The best so far until the study is complete; null while nothing is ok."""
     reason: str = ""
     """Why it is the winner."""

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from mindtune.controller.records.log_readers import read_log
+from mindtune.controller.records.log_readers import hf_trainer, read_log
 
 
 @pytest.fixture
@@ -266,6 +266,24 @@ def test_a_cut_trainer_state_is_read_as_far_as_it_goes(read):
     text = json.dumps(STATE, indent=2)
     log = read(text[: text.index('"loss_0"')])
     assert column(log, "step") == [10, 20]
+
+
+def test_a_long_entry_of_a_trainer_state_is_not_begun_anew_at_every_bracket(monkeypatch):
+    begun = []
+
+    class Counting(json.JSONDecoder):
+        def raw_decode(self, text, idx=0):
+            begun.append(len(text) - idx)
+            return super().raw_decode(text, idx)
+
+    monkeypatch.setattr(hf_trainer.json, "JSONDecoder", Counting)
+    reader = hf_trainer.TRAINER_STATE.start()
+    reader.feed('{"log_history": [{"step": 1, "loss": 2.0, "x": [\n')
+    records = [record for _ in range(20_000) for record in reader.feed("{},\n") or ()]
+    records += reader.feed('{}]},\n{"step": 2, "loss": 1.5}\n') or ()
+    records += reader.finish()
+    assert [record.observation.loss for record in records] == [2.0, 1.5]
+    assert sum(begun) < 3_000_000, "20,000 times half of 80 KB would be 800 MB"
 
 
 def test_trainer_console_takes_the_step_of_the_bar(read):

@@ -1,6 +1,8 @@
 """Reports of runs and studies: complete, self-contained, and safe with hostile texts."""
 
+import json
 import math
+import os
 import shutil
 from html.parser import HTMLParser
 
@@ -157,7 +159,7 @@ def test_a_trial_has_a_report_of_how_it_ended(tmp_path):
 def test_a_study_of_odd_values_has_a_report(tmp_path):
     launch = Measurement(
         repeat=0, seed=0, outcome="ok", value=math.inf, step_time_s=1e308,
-        peak_memory_bytes=10**30, wall_s=1.0,
+        peak_memory_bytes=10**18, wall_s=1.0,
     )  # fmt: skip
     trials = [
         TrialSummary(
@@ -171,6 +173,35 @@ def test_a_study_of_odd_values_has_a_report(tmp_path):
     )
     write_json(tmp_path / "summary.json", summary)
     assert "No rule rejected a config." in read(write_report(tmp_path))[1]
+
+
+def test_numbers_of_hundreds_of_digits_are_refused_by_their_place(tmp_path, run_folder):
+    line = json.loads((run_folder / "decisions.jsonl").read_text().splitlines()[0])
+    (run_folder / "decisions.jsonl").write_text(json.dumps({**line, "step": 10**400}) + "\n")
+    with pytest.raises(ConfigError, match=r"line 1 .*\n  step: Input should be less than"):
+        write_report(run_folder)
+    (run_folder / "decisions.jsonl").unlink()
+    (run_folder / "signals.csv").write_text("step,tokens\n1,5\n2,1e300\n")
+    with pytest.raises(ConfigError, match="line 3: tokens must be at most 1e.18"):
+        write_report(run_folder)
+    launch = {"repeat": 0, "seed": 0, "outcome": "ok", "wall_s": 1.0}
+    trial = {"number": 0, "knobs": {}, "outcome": "ok", "measurements": [launch]}
+    summary = {"schema": 1, "study": "s", "objective": "mfu", "planned": 1, "total": 1,
+               "feasible": 1, "trials": [trial]}  # fmt: skip
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    write_report(tmp_path)
+    launch["peak_memory_bytes"] = 10**400
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(ConfigError, match="peak_memory_bytes: Input should be less than"):
+        write_report(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["signals.csv", "decisions.jsonl", "result.json", "trial.json"])
+def test_a_pipe_in_place_of_a_record_is_not_waited_for(run_folder, name):
+    (run_folder / name).unlink(missing_ok=True)
+    os.mkfifo(run_folder / name)
+    with pytest.raises(ConfigError, match=f"{name} must be a file, but it is a pipe"):
+        write_report(run_folder)
 
 
 def test_study_report_shows_winner_trials_and_rules(tmp_path):

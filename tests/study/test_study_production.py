@@ -1,6 +1,7 @@
 """From a study to a production run: export, merge, run, and how it ended."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -105,6 +106,26 @@ def test_export_refuses_a_batch_that_does_not_add_up(project):
     with pytest.raises(ConfigError, match="must be global_batch_size = 32, but it is 16"):
         export(project.out, out=out)
     assert not out.exists()
+
+
+def test_export_refuses_a_text_where_a_number_belongs(project):
+    path = project.out / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["trials"][1]["knobs"]["micro_batch_num"] = "many"
+    path.write_text(json.dumps(summary))
+    out = project.folder / "best.yaml"
+    with pytest.raises(ConfigError, match=r"trials\.1\.knobs .*micro_batch_num must be a whole"):
+        export(project.out, out=out)
+    assert not out.exists()
+
+
+def test_export_waits_for_no_pipe_that_a_trial_has_left(project):
+    knobs = project.out / "trials" / "0001" / "repeat_1" / "knobs.yaml"
+    knobs.unlink()
+    os.mkfifo(knobs)
+    learned = export(project.out, out=project.folder / "best.yaml").learned
+    assert learned.step_time_s == pytest.approx(0.007)
+    assert learned.data_share is None, "what is warm-up in the table is not known"
 
 
 def test_export_imports_nothing_heavy(project):

@@ -29,6 +29,8 @@ _HISTORY = re.compile(r'"log_history"\s*:\s*\[')
 _SEPARATORS = re.compile(r"[\s,]*")
 _LONGEST = 1 << 22
 """Characters of one entry of the history; one that is longer is none of the Trainer's."""
+_LONG = 1 << 12
+"""Characters that an entry of the Trainer hardly has: such a one is begun anew less often."""
 _TOKENS_SEEN = "num_input_tokens_seen"
 
 
@@ -64,33 +66,56 @@ class _StateReader:
         self._buffer = ""
         self._inside = False
         self._ended = False
+        self._retry_at = 0
+        self._waiting: list[str] = []
+        """Pieces that are not in the buffer yet: to put each into it would be quadratic."""
+        self._size = 0
+        """Characters of the buffer and these."""
 
     def feed(self, line: str) -> Sequence[Record] | None:
         if self._ended:
             return None
-        self._buffer += line
+        self._waiting.append(line)
+        self._size += len(line)
+        if self._inside and self._size < _LONGEST:
+            closes = "}" in line or "]" in line
+            if not closes or self._size < self._retry_at:
+                return None
+        self._join()
         if not self._inside:
             found = _HISTORY.search(self._buffer)
             if found is None:
-                self._buffer = self._buffer[-256:]
+                self._keep(self._buffer[-256:])
                 return None
             self._inside = True
-            self._buffer = self._buffer[found.end() :]
-        if "}" not in line and "]" not in line and len(self._buffer) < _LONGEST:
-            return None
+            self._keep(self._buffer[found.end() :])
+        return self._take()
+
+    def _join(self) -> None:
+        self._buffer += "".join(self._waiting)
+        self._waiting.clear()
+
+    def _keep(self, text: str) -> None:
+        self._buffer, self._size = text, len(text)
+
+    def _take(self) -> Sequence[Record] | None:
         records: list[Record] = []
         understood = False
         position = 0
         while True:
             position = _after_separators(self._buffer, position)
             if self._buffer[position : position + 1] == "]":
-                self._ended, self._buffer = True, ""
+                self._ended = True
+                self._keep("")
                 break
             try:
                 entry, position = self._decoder.raw_decode(self._buffer, position)
             except (ValueError, RecursionError):
-                self._buffer = self._buffer[position:]
-                self._ended = len(self._buffer) > _LONGEST
+                self._keep(self._buffer[position:])
+                size = self._size
+                self._ended = size > _LONGEST
+                # A long entry is not begun anew at every bracket in it: that would be quadratic.
+                self._retry_at = size + size // 4 if size > _LONG else 0
                 break
             step = fields.read_value(entry.get("step")) if isinstance(entry, dict) else None
             if step is not None and is_whole(step[0]):
@@ -100,7 +125,10 @@ class _StateReader:
         return records if understood else None
 
     def finish(self) -> Sequence[Record]:
-        return []
+        if not self._inside or self._ended:
+            return []
+        self._join()
+        return self._take() or []
 
 
 def _after_separators(text: str, position: int) -> int:
