@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from mindtune.controller.contract.base import ContractModel, Count, Document, Number, parse
+from mindtune.controller.contract.base import (
+    ContractModel,
+    Count,
+    Document,
+    Number,
+    PositiveCount,
+    parse,
+)
 from mindtune.controller.contract.fault_plan import AnyFault, FaultPlan
 from mindtune.controller.contract.files import (
     dump_yaml,
@@ -125,6 +132,7 @@ __all__ = [
     "Number",
     "Outcome",
     "PolicySection",
+    "PositiveCount",
     "Predicted",
     "Provenance",
     "RejectedRule",

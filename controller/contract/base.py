@@ -20,7 +20,8 @@ from pydantic_core import ErrorDetails
 
 from mindtune.controller.errors import ConfigError
 
-__all__ = ["ContractModel", "Count", "Document", "Number", "parse", "refusal"]
+__all__ = ["ContractModel", "Count", "Document", "Number", "PositiveCount", "parse",
+           "refusal"]  # fmt: skip
 
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "infinity": math.inf,
                "-infinity": -math.inf, "+inf": math.inf}  # fmt: skip
@@ -57,8 +58,11 @@ Number = Annotated[
 ]
 """A float that may be non-finite: "nan", "inf", "-inf" in JSON; bare forms are read as well."""
 
-Count = Annotated[int, Field(ge=0, le=10**18)]
+_LARGEST_COUNT = 10**18
+Count = Annotated[int, Field(ge=0, le=_LARGEST_COUNT)]
 """A number of steps, samples or bytes; up to here products and figures of them have room."""
+PositiveCount = Annotated[int, Field(ge=1, le=_LARGEST_COUNT)]
+"""The same where there is at least one."""
 
 
 class ContractModel(BaseModel):

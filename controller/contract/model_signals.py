@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from mindtune.controller.contract.base import ContractModel, Count, Number
+from mindtune.controller.contract.base import ContractModel, Count, Number, PositiveCount
 
 __all__ = ["LOG10_EDGES", "ModelSignalRecord"]
 
@@ -24,7 +24,7 @@ class ModelSignalRecord(ContractModel):
 
     FILE: ClassVar[str] = "model_signals.jsonl"
 
-    step: Count = Field(ge=1)
+    step: PositiveCount
     """Optimizer steps attempted, this one included."""
     run: Count = 0
     """Segment of the run, as in signals.csv."""

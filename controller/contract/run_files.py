@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from mindtune.controller.contract.base import ContractModel, Count, Document, Number
+from mindtune.controller.contract.base import ContractModel, Count, Document, Number, PositiveCount
 from mindtune.controller.contract.fault_plan import AnyFault
 from mindtune.controller.contract.live_sections import AlertsSection, WatchdogSection
 from mindtune.controller.contract.study_file import Command, PolicySection
@@ -48,8 +48,8 @@ class GradNormPrior(ContractModel):
     median: float = Field(ge=0)
     mad: float = Field(ge=0)
     """Median absolute deviation."""
-    samples: Count = Field(ge=1)
-    expires_after_steps: Count = Field(ge=1)
+    samples: PositiveCount
+    expires_after_steps: PositiveCount
 
 
 class Learned(ContractModel):

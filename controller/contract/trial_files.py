@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from mindtune.controller.contract.base import ContractModel, Count, Document, Number
+from mindtune.controller.contract.base import ContractModel, Count, Document, Number, PositiveCount
 from mindtune.search.errors import SearchError
 from mindtune.search.knobs import KnobValue, canonical_or_derived
 
@@ -65,7 +65,7 @@ class TrialPlan(ContractModel):
     """Repeat of the same config, from 0."""
     seed: Count = 0
     warmup_steps: Count
-    measure_steps: Count = Field(ge=1)
+    measure_steps: PositiveCount
     deadline_s: float = Field(gt=0)
 
 

@@ -16,6 +16,7 @@ from mindtune.controller.contract import (
     Document,
     Number,
     Outcome,
+    PositiveCount,
     RejectedRule,
     canonical_knobs,
     read_document,
@@ -92,7 +93,7 @@ class StudySummary(Document):
     """The confirmation is over and the winner is final."""
     objective: Literal["mfu", "relative"]
     """relative: peak unknown, values are speeds over the base config's."""
-    planned: Count = Field(ge=1)
+    planned: PositiveCount
     """Configs to measure."""
     total: int = Field(ge=0)
     """Configs before any rule."""
