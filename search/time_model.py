@@ -78,7 +78,7 @@ class TimeParts:
     compute: float | None
     """Matrix products of all rounds on the busiest stage, recomputation and bubble included."""
     attention: float | None
-    """Scores and values, of which fused kernels compute the causal half."""
+    """Scores and values of a fused kernel, the causal half; stored scores are matrix products."""
     traffic: float | None
     """Activations written and read: what makes narrow matrices slow."""
     near_exchange: float | None
@@ -220,7 +220,7 @@ class _Step:
         """
         model, config = self._model, self._config
         layer = model.layer_flops
-        core = layer.attention_core * (0.5 if model.flash_attention else 1.0)
+        core = layer.attention_core
         scale = self._tokens / self._tensor
         counts: tuple[float, ...] = layout.stage_layers(config, model.num_layers)
         if config["offset"] == "even":
@@ -233,8 +233,11 @@ class _Step:
             count, (whole, cores) = counts[number], repeated[number]
             head = 3.0 * model.head_flops if number == last else 0.0
             passes = 3.0 * count + whole
-            flops = passes * (layer.total - layer.attention_core) + head
-            attention = (passes + cores) * core
+            flops, attention = passes * (layer.total - core) + head, (passes + cores) * core
+            if model.flash_attention:
+                attention /= 2  # the kernel skips what the causal mask hides
+            else:
+                flops, attention = flops + attention, 0.0
             stages.append((count, whole, flops * scale, attention * scale))
         return max(stages, key=lambda stage: stage[2] + stage[3])
 

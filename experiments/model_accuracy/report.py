@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,13 @@ from mindtune.experiments.model_accuracy.evaluation import (
     memory_groups,
     time_groups,
 )
+from mindtune.experiments.model_accuracy.learning import NEUTRAL_MEMORY, NEUTRAL_TIME, learn
 from mindtune.experiments.model_accuracy.metrics import ceiling, regret, tie_aware_spearman
 from mindtune.experiments.model_accuracy.tables import Tables
+from mindtune.search.calibration import Prior
+from mindtune.search.cost_model import MEMORY_NOISE, TIME_NOISE
+from mindtune.search.memory_model import MemoryRates
+from mindtune.search.time_model import TimeRates
 
 __all__ = ["Figures", "figures", "markdown"]
 
@@ -57,12 +63,15 @@ class Figures:
     time: tuple[Result, ...]
     acceptance: tuple[Acceptance, ...]
     rankings: tuple[Ranking, ...]
+    time_prior: Prior
+    memory_prior: Prior
+    """What all tables together teach."""
 
 
 def figures(tables: Tables) -> Figures:
     """Return the figures of all tables; about 20 s for 2,300 rows."""
-    memory = evaluate(memory_groups(tables.rows), of_time=False)
-    time = evaluate(time_groups(tables.rows), of_time=True)
+    by_memory, by_time = memory_groups(tables.rows), time_groups(tables.rows)
+    memory, time = evaluate(by_memory, of_time=False), evaluate(by_time, of_time=True)
     sizes: dict[tuple[str, ...], int] = {}
     for row in tables.rows:
         sizes[row.group] = sizes.get(row.group, 0) + 1
@@ -76,6 +85,8 @@ def figures(tables: Tables) -> Figures:
             for result in time
             if result.group.is_ranked and sizes[result.group.name] >= _MIN_CONFIGS
         ),
+        time_prior=learn([group.lesson() for group in by_time], NEUTRAL_TIME, TIME_NOISE),
+        memory_prior=learn([group.lesson() for group in by_memory], NEUTRAL_MEMORY, MEMORY_NOISE),
     )
 
 
@@ -185,10 +196,20 @@ def markdown(found: Figures) -> str:
         "", *_accepted(found.acceptance),
         "", f"## Step time: {_num_rows(time)} rows in {len(time)} groups", "", *_errors(time),
         "", *_ranked(found.rankings),
+        "", "## What all tables teach", "",
+        *_taught(TimeRates, found.time_prior), "", *_taught(MemoryRates, found.memory_prior),
         "", "## By group: median error of memory", "", *_per_group(memory),
         "", "## By group: median error of step time", "", *_per_group(time),
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _taught(kind: type[TimeRates | MemoryRates], prior: Prior) -> list[str]:
+    names = [field.name for field in fields(kind)]
+    lines = _heading(("Rate", "Mean", "Spread of its logarithm"))
+    for name, mean, spread in zip(names, prior.means, prior.spreads, strict=True):
+        lines.append(f"| {name} | {math.exp(mean):.2g} | {spread:.2g} |")
+    return lines
 
 
 def _num_rows(results: Sequence[Result]) -> int:
