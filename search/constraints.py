@@ -12,7 +12,7 @@ from typing import TypeVar
 from mindtune.search.advice import ADVICE, advice
 from mindtune.search.conflict import Conflict, smallest_conflict
 from mindtune.search.cost_model import COST_KNOBS, CostModel, Prediction
-from mindtune.search.knobs import Config, KnobValue, knob_text
+from mindtune.search.knobs import Config, knob_text
 from mindtune.search.rules import RULES
 from mindtune.search.space import Space
 from mindtune.search.walk import walk
@@ -43,7 +43,7 @@ class RuleCount:
     example: Config | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FeasibleConfig:
     """A config that no rule rejects."""
 
@@ -76,6 +76,24 @@ class SpaceReport:
     def keys(self) -> frozenset[str]:
         """Hashes of the feasible configs."""
         return frozenset(self.space.key(entry.config) for entry in self.configs)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which of the user's limits judge nothing, and for want of what."""
+        facts, limits = self.space.facts, self.space.facts.limits
+        missing = {
+            "cluster.device_memory": facts.cluster.device_memory is None
+            and ("memory_utilization", "min_memory_utilization", "min_overlap_headroom"),
+            "model": facts.model is None
+            and ("memory_utilization", "min_memory_utilization", "min_overlap_headroom",
+                 "max_recompute_share", "vocab_divisible"),
+        }  # fmt: skip
+        return tuple(
+            f"constraints.{name} judges nothing: {what} is not known"
+            for what, names in missing.items()
+            for name in names or ()
+            if getattr(limits, name) not in (None, False)
+        )
 
     @cached_property
     def conflict(self) -> Conflict | None:
@@ -198,42 +216,35 @@ class _Tally:
         return zip(rules, self._counts, self._examples, strict=True)
 
 
+_CHEAP = tuple(i for i, soft in enumerate(ADVICE) if soft.reads != COST_KNOBS)
+"""Advice that few knobs decide: asked once for each combination of theirs."""
+_COSTLY = tuple(i for i, soft in enumerate(ADVICE) if soft.reads == COST_KNOBS)
+_cheap_key = itemgetter(*dict.fromkeys(name for i in _CHEAP for name in ADVICE[i].reads))
+
+
 class _Judge:
-    """Predicts feasible configs and asks advice, once per combination of the knobs it reads."""
+    """Predicts feasible configs and asks advice about them."""
 
     def __init__(self, space: Space, cost: CostModel) -> None:
         self.spoken = _Tally(len(ADVICE))
         self._space, self._cost = space, cost
         self._is_timed = space.facts.cluster.is_timed
-        self._known: list[dict[tuple[KnobValue, ...], bool]] = [{} for _ in ADVICE]
-        # What reads all that costs remembers little: it is asked each time.
-        self._keys = [
-            None if soft.reads == COST_KNOBS else itemgetter(*soft.reads, _ALWAYS)
-            for soft in ADVICE
-        ]
+        self._known: dict[object, tuple[int, ...]] = {}
 
     def __call__(self, config: Config) -> tuple[tuple[float, int], FeasibleConfig]:
         complete = self._space.complete(config)
-        speaking = 0
-        for index, (soft, key_of, known) in enumerate(
-            zip(ADVICE, self._keys, self._known, strict=True)
-        ):
-            if key_of is None:
-                speaks = soft.advise(complete, self._cost) is not None
-            else:
-                key = key_of(complete)
-                if key not in known:
-                    known[key] = soft.advise(complete, self._cost) is not None
-                speaks = known[key]
-            if speaks:
-                self.spoken.add(index, 1, config)
-                speaking += 1
+        key = _cheap_key(complete)
+        speaking = self._known.get(key)
+        if speaking is None:
+            speaking = self._known[key] = self._speaking(_CHEAP, complete)
+        speaking += self._speaking(_COSTLY, complete)
+        for index in speaking:
+            self.spoken.add(index, 1, config)
         prediction = self._cost.predict(complete)
         cost = prediction.step_time_s if self._is_timed else self._cost.relative_cost(complete)
         # Costs that differ by rounding are equal: advice decides.
         level = round(math.log(cost), 9) if cost else math.inf
-        return (level, speaking), FeasibleConfig(config, prediction, speaking)
+        return (level, len(speaking)), FeasibleConfig(config, prediction, len(speaking))
 
-
-_ALWAYS = "data_parallel"
-"""A knob that every complete config has: with it a key is a tuple even of one knob."""
+    def _speaking(self, indices: Sequence[int], complete: Config) -> tuple[int, ...]:
+        return tuple(i for i in indices if ADVICE[i].advise(complete, self._cost) is not None)

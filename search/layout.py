@@ -34,6 +34,7 @@ __all__ = [
     "recompute_overhead",
     "recompute_share",
     "repeated_layers",
+    "replicas",
     "stage_layers",
 ]
 
@@ -84,6 +85,11 @@ def num_ranks(config: Config) -> int:
         * pipeline_stage(config)
         * context_parallel(config)
     )
+
+
+def replicas(config: Config) -> int:
+    """Return the ranks that hold the same weights: those of data and of context parallelism."""
+    return data_parallel(config) * context_parallel(config)
 
 
 def micro_batch_num(config: Config, facts: StudyFacts) -> int | None:
@@ -151,8 +157,13 @@ def layers_per_stage(config: Config, num_layers: int) -> float:
 
 def repeated_layers(config: Config, num_layers: int) -> tuple[tuple[float, float], ...]:
     """Return, per pipeline stage, the layers repeated whole and those whose attention is."""
-    kind, _, detail = str(config["recompute"]).partition(":")
     layers = stage_layers(config, num_layers)
+    return _repeated_layers(str(config["recompute"]), layers)
+
+
+@lru_cache(maxsize=4096)
+def _repeated_layers(recompute: str, layers: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
+    kind, _, detail = recompute.partition(":")
     if kind == "none":
         return ((0.0, 0.0),) * len(layers)
     if kind in ("full", "interval"):

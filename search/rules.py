@@ -101,11 +101,11 @@ def _experts_inside_data_parallel(config: Config, cost: CostModel) -> str | None
 
 def _sharding_needs_data_parallel(config: Config, _cost: CostModel) -> str | None:
     sharding = str(config["optimizer_sharding"])
-    if sharding == "none" or layout.data_parallel(config) > 1:
+    if sharding == "none" or layout.replicas(config) > 1:
         return None
     return (
-        f"optimizer_sharding = {sharding} spreads state over the data-parallel ranks, but "
-        "data_parallel = 1"
+        f"optimizer_sharding = {sharding} spreads state over the ranks with the same weights, but "
+        "data_parallel = 1 and context_parallel = 1"
     )
 
 
@@ -148,13 +148,13 @@ def _compression_needs_replicas(config: Config, cost: CostModel) -> str | None:
 
 
 def _exchange_needs_data_parallel(config: Config, _cost: CostModel) -> str | None:
-    if layout.data_parallel(config) > 1:
+    if layout.replicas(config) > 1:
         return None
     for name in ("comm_overlap", "comm_fusion"):
         if config[name]:
             return (
                 f"{name} = {knob_text(config[name])} has no effect: there is no gradient "
-                "exchange with data_parallel = 1"
+                "exchange with data_parallel = 1 and context_parallel = 1"
             )
     return None
 
@@ -261,8 +261,10 @@ RULES: tuple[Rule, ...] = (
          "mindformers", ("model_parallel", "use_seq_parallel"), _experts_need_sequence_parallel),
     *RECOMPUTE_RULES,
     _HARD["max_recompute_share"],
-    Rule("sharding_needs_data_parallel", "optimizer_sharding needs data_parallel > 1",
-         ("optimizer_sharding", "data_parallel"), _sharding_needs_data_parallel),
+    Rule("sharding_needs_data_parallel",
+         "optimizer_sharding needs ranks with the same weights: data or context parallel ones",
+         ("optimizer_sharding", "data_parallel", "context_parallel"),
+         _sharding_needs_data_parallel),
     Rule("compression_method", "gradient_compression is one that the reducer can run",
          ("gradient_compression",), _compression_method),
     _HARD["compression_pays"],
@@ -270,8 +272,10 @@ RULES: tuple[Rule, ...] = (
          "gradient_compression needs plain data parallelism with data_parallel > 1",
          ("gradient_compression", "data_parallel", "pipeline_stage", "context_parallel",
           "expert_parallel", "optimizer_sharding"), _compression_needs_replicas),
-    Rule("exchange_needs_data_parallel", "comm_overlap and comm_fusion need data_parallel > 1",
-         ("data_parallel", "comm_overlap", "comm_fusion"), _exchange_needs_data_parallel),
+    Rule("exchange_needs_data_parallel",
+         "comm_overlap and comm_fusion need gradients to exchange over ranks",
+         ("data_parallel", "context_parallel", "comm_overlap", "comm_fusion"),
+         _exchange_needs_data_parallel),
     Rule("offload_needs_device", "optimizer_offload needs a device with memory of its own",
          ("optimizer_offload",), _offload_needs_device),
     Rule("memory", "the predicted memory fits; an unknown one rejects nothing",

@@ -101,6 +101,8 @@ def _listed(report: SpaceReport, limit: int) -> SpaceOutput:
             AdviceCount(rule=a.rule, count=a.count, reason=a.reason, example=a.example)
             for a in report.advice
         ],
+        emptied_by=report.emptied_by,
+        notes=list(report.notes),
     )
 
 
@@ -129,6 +131,8 @@ def _print_report(report: SpaceReport, listing: SpaceOutput) -> None:
         f"{listing.total} configs, {listing.feasible} feasible; rules reject {share:.0%} before "
         "anything runs"
     )
+    for note in listing.notes:
+        console.print(f"note: {note}")
     searched = report.space.searched
     silent = sum(not rule.count for rule in listing.rejected)
     for rule in listing.rejected:
@@ -137,8 +141,8 @@ def _print_report(report: SpaceReport, listing: SpaceOutput) -> None:
             _print_reason(rule.reason, rule.example, searched)
     if silent:
         console.print(f"\n{silent} other rules reject nothing here; --json lists them")
-    if report.emptied_by is not None:
-        console.print(f"\n{report.emptied_by}")
+    if listing.emptied_by is not None:
+        console.print(f"\n{listing.emptied_by}")
         return
     spoken = [advice for advice in listing.advice if advice.count]
     if spoken:

@@ -72,7 +72,11 @@ class SpaceOutput(Document):
     rejected: list[RejectedRule]
     configs: list[SpaceConfig]
     advice: list[AdviceCount] = Field(default_factory=list)
-    """Every piece of advice that no constraint made a rule."""
+    """Every piece of advice; 0 for one that a constraint has made a rule."""
+    emptied_by: str | None = None
+    """The smallest set of rules that rejects everything, and why; null where something is left."""
+    notes: list[str] = Field(default_factory=list)
+    """Limits that judge nothing, and for want of what."""
 
 
 class ExplainOutput(Document):

@@ -204,6 +204,9 @@ def test_an_empty_space_names_what_emptied_it_and_exits_1(project, capsys):
     path = change(project, space={"data_parallel": [2], "micro_batch_size": [2]})
     assert main(["space", str(path)]) == 1
     assert "degrees_fill_cluster" in capsys.readouterr().out
+    assert main(["space", str(path), "--json"]) == 1
+    document = parse(SpaceOutput, json.loads(capsys.readouterr().out), source="space")
+    assert document.emptied_by.startswith("no config of 1 is feasible: degrees_fill_cluster alone")
     assert main(["search", str(path), "--out", str(project / "out")]) == 1
     assert "no config of 1 is feasible: degrees_fill_cluster" in capsys.readouterr().err
     assert not (project / "out").exists()

@@ -206,6 +206,20 @@ def test_nonsense_is_no_limit(name, value):
         study("64GB", **{name: value})
 
 
+def test_a_limit_that_can_judge_nothing_is_named_with_what_is_missing():
+    spec = {"data_parallel": 12}
+    known = facts(memory_utilization=0.8, cluster={"device_memory": 2**36})
+    assert check(Space.from_spec(spec, known)).notes == ()
+    assert check(Space.from_spec(spec, facts())).notes == ()
+    assert check(Space.from_spec(spec, facts(memory_utilization=0.8))).notes == (
+        "constraints.memory_utilization judges nothing: cluster.device_memory is not known",
+    )
+    blind = facts(model=None, vocab_divisible=True, cluster={"device_memory": 2**36})
+    assert check(Space.from_spec(spec, blind)).notes == (
+        "constraints.vocab_divisible judges nothing: model is not known",
+    )
+
+
 def test_too_empty_configs_are_rejected_where_the_user_says_so():
     spec = {"data_parallel": 12, "micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "full"]}
     free = check(Space.from_spec(spec, facts()))
