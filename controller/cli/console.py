@@ -18,6 +18,10 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that steer a terminal or cannot be written; messages of other programs hold them."""
 
 
+_NARROWEST = 40
+"""Columns of the narrowest terminal that tables are laid out for."""
+
+
 class _Plain(Console):
     """Spells control characters out."""
 
@@ -42,7 +46,11 @@ def err() -> Console:
 
 def _plain(stream: TextIO) -> Console:
     # Reasons and messages hold brackets and colons of the user's: none of them is markup.
-    return _Plain(file=stream, highlight=False, markup=False, emoji=False)
+    console = _Plain(file=stream, highlight=False, markup=False, emoji=False)
+    # A window, or COLUMNS, may be of any width; below this one tables lose their cells.
+    if console.width < _NARROWEST:
+        console.width = _NARROWEST
+    return console
 
 
 def print_json(document: BaseModel | dict[str, Any] | list[Any]) -> None:

@@ -24,9 +24,7 @@ from mindtune.controller.contract import (
     RunResult,
     dump_yaml,
     read_yaml,
-    write_atomic,
     write_json,
-    write_yaml,
 )
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.settings import split_best_config
@@ -149,22 +147,30 @@ def run_best_config(
     check_alerts(plan.best.alerts)
     if faults is not None:
         plan = replace(plan, faults=faults.faults)
-    with claim(out, _config_hash(plan), mode):
+    with claim(out, _config_hash(plan), mode, _inputs(plan)):
         return _run(plan, out, command, best=best, mode=mode)
+
+
+def _inputs(plan: RunPlan) -> dict[str, str]:
+    """Return the files that the program finds in the run's folder: name -> text."""
+    inputs = {
+        "config.yaml": _fault_note(plan.faults) + dump_yaml(plan.config),
+        KnobsFile.FILE: dump_yaml(KnobsFile(knobs=plan.best.knobs).to_plain()),
+    }
+    if plan.faults:
+        # A copy, so that nobody changes what a run that goes on plants.
+        inputs[FaultPlan.FILE] = dump_yaml(FaultPlan(faults=plan.faults).to_plain())
+    return inputs
 
 
 def _run(plan: RunPlan, out: Path, command: list[str], *, best: Path, mode: str) -> int:
     """Run the program in a folder that is this run's alone, and tell how it ended."""
-    write_atomic(out / "config.yaml", _fault_note(plan.faults) + dump_yaml(plan.config))
-    write_yaml(out / KnobsFile.FILE, KnobsFile(knobs=plan.best.knobs))
     environment = knob_environment(plan.best.knobs) | {
         ENV_RUN_DIR: str(out),
         ENV_CONFIG: str(best.resolve()),
         ENV_MODE: mode,
     }
     if plan.faults:
-        # A copy, so that nobody changes what a run that goes on plants.
-        write_yaml(out / FaultPlan.FILE, FaultPlan(faults=plan.faults))
         environment[ENV_FAULTS] = str(out / FaultPlan.FILE)
     started = time.time()
     try:

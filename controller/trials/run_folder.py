@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mindtune.controller.contract import RunResult, read_document, read_json, write_atomic
@@ -20,13 +20,14 @@ _UNREADABLE = "result.unreadable.json"
 
 
 @contextlib.contextmanager
-def claim(out: Path, config_hash: str, mode: str) -> Iterator[None]:
+def claim(out: Path, config_hash: str, mode: str, inputs: Mapping[str, str]) -> Iterator[None]:
     """Hold the folder of a run, or refuse with nothing changed.
 
     Args:
         out: The folder: new, empty, or of the same run, which did not finish.
         config_hash: What the run is known by.
         mode: Whether its policies act or only record.
+        inputs: Name of a file -> text that the run's program finds in it.
 
     Raises:
         ConfigError: if something else is in it, the run has finished, another process runs in it,
@@ -39,16 +40,33 @@ def claim(out: Path, config_hash: str, mode: str) -> Iterator[None]:
             out.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(out, what="run"))
             _check_free(out, config_hash)
-            if (out / _STATE).exists():
+            is_new = not (out / _STATE).exists()
+            if not is_new:
                 _set_result_aside(out)
             identity = {"schema": 1, "config_hash": config_hash, "mode": mode}
-            write_atomic(out / _STATE, json.dumps(identity) + "\n")
+            with _undone_on_failure(out, [LOCK, _STATE, *inputs] if is_new else []):
+                for name, text in {_STATE: json.dumps(identity) + "\n", **inputs}.items():
+                    write_atomic(out / name, text)
         except OSError as error:
             raise ConfigError(
                 f"the run folder {out} must be a writable folder, but: {error.strerror}; give "
                 "another one with --out."
             ) from None
         yield
+
+
+@contextlib.contextmanager
+def _undone_on_failure(out: Path, names: Sequence[str]) -> Iterator[None]:
+    """Remove files that the block has added, and the folder if they were all, if it fails."""
+    try:
+        yield
+    except BaseException:
+        for name in names:
+            (out / name).unlink(missing_ok=True)
+        if names:
+            with contextlib.suppress(OSError):
+                out.rmdir()
+        raise
 
 
 def _check_free(out: Path, config_hash: str) -> None:

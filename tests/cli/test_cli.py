@@ -379,3 +379,13 @@ def test_the_console_script_is_installed():
     assert script is not None
     done = subprocess.run([script, "--help"], capture_output=True, text=True, check=True)
     assert "Closed-loop auto-tuning" in done.stdout
+
+
+@pytest.mark.parametrize("columns", ["1", "7", "0", "-3", "wide"])
+def test_a_table_keeps_its_cells_in_a_window_of_any_width(tmp_path, capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    (tmp_path / "signals.csv").write_text("step,loss\n1,2.0\n")
+    assert main(["gate", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "not" in text
+    assert "measured" in text

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from pathlib import Path
 from mindtune.controller.trials.production import run_best_config
 sys.exit(run_best_config(Path(sys.argv[1]), Path(sys.argv[2])))
 """
+MAIN = "from mindtune.controller.cli import main; main()"
 
 
 @pytest.fixture(scope="module")
@@ -282,9 +284,8 @@ def test_ctrl_c_ends_the_whole_run(project):
 
 def start(*arguments):
     """Start a command line and return its process."""
-    program = "import sys; from mindtune.controller.cli import main; main()"
     return subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, arguments)],
+        [sys.executable, "-c", MAIN, *map(str, arguments)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -385,6 +386,24 @@ def test_wrong_best_config_is_refused_with_nothing_written(project, change, mess
     with pytest.raises((ConfigError, PolicyError, SearchError), match=message):
         run_best_config(path, project.folder / "run")
     assert not (project.folder / "run").exists()
+
+
+def test_a_disk_that_fills_up_before_the_start_leaves_nothing(tmp_path):
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump({"text": "x" * 5000}))
+    best = {"schema": 1, "command": ["python", "-c", "pass"], "base_config": "base.yaml"}
+    (tmp_path / "best.yaml").write_text(yaml.safe_dump(best))
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", MAIN, "run", tmp_path / "best.yaml", "--out",
+         tmp_path / "run"],
+        preexec_fn=limit, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "config.yaml must be writable, but: File too large" in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_command_that_no_process_can_be_started_with_is_refused(project, tmp_path):
