@@ -48,7 +48,7 @@ def _plain(stream: TextIO) -> Console:
     # Reasons and messages hold brackets and colons of the user's: none of them is markup.
     console = _Plain(file=stream, highlight=False, markup=False, emoji=False)
     # A window, or COLUMNS, may be of any width; below this one tables lose their cells.
-    if console.width < _NARROWEST:
+    if console.width < _NARROWEST:  # noqa: PLR1730 - a width that is set follows no resize
         console.width = _NARROWEST
     return console
 
