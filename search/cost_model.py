@@ -16,7 +16,7 @@ from mindtune.search.facts import StudyFacts
 from mindtune.search.forecasts import memory_forecast, time_forecast
 from mindtune.search.knobs import Config, KnobValue
 from mindtune.search.layout import DEGREES
-from mindtune.search.memory_model import MemoryParts, MemoryRates, memory_parts, stage_memory
+from mindtune.search.memory_model import MemoryParts, MemoryRates, stage_memory
 from mindtune.search.time_model import TimeParts, TimeRates, time_parts
 
 __all__ = [
@@ -51,6 +51,10 @@ class Measurement:
     step_time_s: float | None = None
 
 
+_Parts = tuple[tuple[MemoryParts, ...] | None, TimeParts | None]
+"""Memory of the stages that can be the worst, and time; None: unknown."""
+
+
 @dataclass(frozen=True)
 class CostModel:
     """The formulas with this study's corrections."""
@@ -60,10 +64,11 @@ class CostModel:
     time_rates: TimeRates = field(default_factory=TimeRates)
     calibrated_by: int = 0
     """Measurements behind the corrections; 0: formulas alone."""
-    _known: dict[tuple[KnobValue | None, ...], tuple[float | None, TimeParts | None]] = field(
+    _known: dict[tuple[KnobValue | None, ...], _Parts] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
-    """Memory and time by the knobs that decide them: most configs of a large space share them."""
+    """Parts by the knobs that decide them: most configs of a large space share theirs, and
+    models of the same facts share this table."""
 
     @property
     def memory_limit(self) -> float | None:
@@ -73,19 +78,20 @@ class CostModel:
 
     def memory_parts(self, config: Config) -> MemoryParts | None:
         """Return the formula's parts of a complete config on its worst stage."""
-        return memory_parts(config, self.facts, self.memory_rates)
+        stages = self._parts(config)[0]
+        if stages is None:
+            return None
+        return max(stages, key=lambda parts: parts.total(self.memory_rates))
 
     def time_parts(self, config: Config) -> TimeParts | None:
         """Return the formula's parts of a complete config."""
         return self._parts(config)[1]
 
-    def _parts(self, config: Config) -> tuple[float | None, TimeParts | None]:
+    def _parts(self, config: Config) -> _Parts:
         key = tuple(map(config.get, COST_KNOBS))
         known = self._known.get(key)
         if known is None:
-            parts = self.memory_parts(config)
-            memory = None if parts is None else parts.total(self.memory_rates)
-            known = (memory, time_parts(config, self.facts))
+            known = (stage_memory(config, self.facts), time_parts(config, self.facts))
             self._known[key] = known
         return known
 
@@ -94,7 +100,10 @@ class CostModel:
 
         Rates are positive, so it cannot fall below what states alone take.
         """
-        return self._parts(config)[0]
+        stages = self._parts(config)[0]
+        if stages is None:
+            return None
+        return max([parts.total(self.memory_rates) for parts in stages])
 
     def step_time_s(self, config: Config) -> float | None:
         """Return the predicted time of a step."""
@@ -155,16 +164,13 @@ def calibrate(model: CostModel, measurements: Sequence[Measurement]) -> CostMode
     plain = CostModel(model.facts)
     stages, memories, steps, times = [], [], [], []
     for seen in measurements:
-        own = stage_memory(seen.config, model.facts)
+        own, parts = model._parts(seen.config)  # noqa: SLF001 - the same module
         if own is not None and _is_measured(seen.memory_bytes):
             stages.append(own)
             memories.append(seen.memory_bytes)
-        parts = time_parts(seen.config, model.facts)
         if parts is not None and parts.amounts is not None and _is_measured(seen.step_time_s):
             steps.append(parts)
             times.append(seen.step_time_s)
-    if not memories and not times:
-        return plain
     memory_rates, time_rates = plain.memory_rates, plain.time_rates
     if memories:
         forecast = memory_forecast(stages)
@@ -172,12 +178,14 @@ def calibrate(model: CostModel, measurements: Sequence[Measurement]) -> CostMode
     if times:
         forecast = time_forecast(steps)
         time_rates = _fitted(forecast, times, time_rates, _TIME_SPREADS, TIME_NOISE)
-    return replace(
+    found = replace(
         plain,
         memory_rates=memory_rates,
         time_rates=time_rates,
         calibrated_by=max(len(times), len(memories)),
     )
+    object.__setattr__(found, "_known", model._known)  # noqa: SLF001 - parts know no rates
+    return found
 
 
 def _is_measured(value: float | None) -> bool:

@@ -31,7 +31,7 @@ from mindtune.search.attributes import (
 )
 from mindtune.search.baseline import Baseline, choose_baseline
 from mindtune.search.constraints import NOT_LISTED, SpaceReport, check, first_failure
-from mindtune.search.cost_model import CostModel, Measurement, Prediction, calibrate
+from mindtune.search.cost_model import Measurement, Prediction, calibrate
 from mindtune.search.errors import SearchError, SpaceExhaustedError
 from mindtune.search.history import Attempt, infer
 from mindtune.search.knobs import Config
@@ -331,10 +331,8 @@ class Proposer:
             storage.set_trial_user_attr(trial_id, name, entry)
 
     def _recalibrate(self) -> None:
-        """Let measured memory correct the cost model, and the rules judge again."""
+        """Let what trials measured correct the cost model, and the rules judge again."""
         cost = self.report.cost
-        if cost.memory_limit is None:
-            return
         seen = [
             Measurement(
                 self._space.complete(trial.user_attrs[CONFIG]),
@@ -342,12 +340,12 @@ class Proposer:
                 trial.user_attrs.get(STEP_TIME),
             )
             for trial in self.study.get_trials(deepcopy=False)
-            if CONFIG in trial.user_attrs and trial.user_attrs.get(MEMORY) is not None
+            if CONFIG in trial.user_attrs and {MEMORY, STEP_TIME} & trial.user_attrs.keys()
         ]
-        if len(seen) == self._calibrated_by:
+        if cost.facts.model is None or len(seen) == self._calibrated_by:
             return
         self._calibrated_by = len(seen)
-        report = check(self._space, calibrate(CostModel(self._space.facts), seen))
+        report = check(self._space, calibrate(cost, seen))
         if report.configs:
             self.report = report
             self._remaining = Remaining(report)

@@ -192,7 +192,7 @@ def _config(cells: Mapping[str, str], shape: ModelShape) -> tuple[Config, int]:
     size, batch, rounds = (_count(cells, name) for name in ("mbs", "gbs", "grad_accum"))
     if size is None and batch and rounds and batch % (rounds * replicas) == 0:
         size = batch // (rounds * replicas)
-    if size is None and cells["source"] == "galvatron_profile" and batch:
+    if size is None and cells["source"] == "galvatron_profile" and batch and batch >= replicas:
         size = batch // replicas  # its profiler runs the whole batch at once
     if size is None:
         raise UnmappedError("mbs is not stated")
@@ -212,19 +212,21 @@ def _config(cells: Mapping[str, str], shape: ModelShape) -> tuple[Config, int]:
         "use_seq_parallel": tensor > 1 and cells["sp"] != "0",
         "optimizer_sharding": _sharding(cells["zero"], replicas),
         "precision": _precision(cells), "recompute": _recompute(cells["recompute"], shape),
-        "comm_overlap": True, "offset": _offset(cells, shape, stages),
+        "comm_overlap": True, "offset": _offset(cells, shape, stages, chunks),
     }  # fmt: skip
     return config, replicas * size * rounds
 
 
-def _offset(cells: Mapping[str, str], shape: ModelShape, stages: int) -> str:
+def _offset(cells: Mapping[str, str], shape: ModelShape, stages: int, chunks: int) -> str:
     """Return where the layers lie: nanotron gives every stage the same FLOPs.
 
     The output layer counts as the layers that take as long; a layer goes to the next stage where
     the sum up to it is over the stage's share.
     """
-    if stages == 1 or "nanotron" not in cells["framework"]:
-        return "even" if shape.num_layers % stages == 0 else "balanced"
+    if stages == 1:
+        return "even"
+    if chunks > 1 or "nanotron" not in cells["framework"]:
+        return "even" if shape.num_layers % (stages * chunks) == 0 else "balanced"
     layers, head = shape.num_layers, shape.head_flops / shape.layer_flops.total
     share = (layers + head) / stages
     counts = [0] * stages
@@ -275,11 +277,15 @@ def _precision(cells: Mapping[str, str]) -> str:
 
 def _cluster(cells: Mapping[str, str], devices: Mapping[str, Device]) -> Cluster:
     known = devices.get(cells["device"])
+    stated = _number(cells, "mem_gb")
     if known is None:
-        return Cluster(num_devices=_needed(cells, "n_devices"), device="unknown")
+        return Cluster(
+            num_devices=_needed(cells, "n_devices"),
+            device_memory=stated * GIB if stated else None,
+            device="unknown",
+        )
     low_precision = cells["precision"] not in ("bf16", "fp16", "fp32")
     peak = known.peak_fp8 if low_precision else known.peak
-    stated = _number(cells, "mem_gb")
     return Cluster(
         num_devices=_needed(cells, "n_devices"),
         devices_per_node=_count(cells, "devices_per_node"),

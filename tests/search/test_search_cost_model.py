@@ -471,3 +471,12 @@ def test_without_a_known_speed_memory_alone_is_calibrated():
     assert found.memory_bytes(CONFIGS[0]) == pytest.approx(
         3 * cost.memory_bytes(CONFIGS[0]), rel=0.1
     )
+
+
+def test_models_of_one_study_share_the_parts_and_not_the_rates():
+    cost = CostModel(FACTS)
+    first = cost.step_time_s(CONFIGS[0])
+    found = calibrate(cost, [Measurement(CONFIGS[0], None, 5 * first)])
+    assert found.time_parts(CONFIGS[0]) is cost.time_parts(CONFIGS[0])
+    assert found.step_time_s(CONFIGS[0]) == pytest.approx(5 * first, rel=0.05)
+    assert cost.step_time_s(CONFIGS[0]) == first

@@ -4,7 +4,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from mindtune.search.attributes import MEMORY, OUTCOME, REASON, RETRY_OF
+from mindtune.search.attributes import MEMORY, OUTCOME, REASON, RETRY_OF, STEP_TIME
 from mindtune.search.baseline import choose_baseline
 from mindtune.search.constraints import check
 from mindtune.search.errors import SearchError
@@ -268,6 +268,25 @@ def test_measured_memory_corrects_the_rules():
     assert proposer.report.cost.memory_bytes(
         report.space.complete(second.config)
     ) <= 2**30  # fmt: skip
+
+
+def test_measured_step_times_correct_the_predictions_without_any_memory_limit():
+    cluster = Cluster(
+        num_devices=2, allow_idle=True, peak_flops=1e12, intra_node_bandwidth=1e10,
+        devices_per_node=2,
+    )  # fmt: skip
+    facts = StudyFacts(cluster=cluster, training=Training(global_batch_size=8), model=MODEL)
+    report = check(Space.from_spec(SPEC, facts, BASE))
+    proposer = make_proposer(report)
+    first = proposer.ask()
+    started = report.space.complete(first.config)
+    slow = 7 * report.cost.step_time_s(started)
+    proposer.tell(first.number, "ok", 1.0, {STEP_TIME: slow})
+    second = proposer.ask()
+    assert proposer.report.cost.calibrated_by == 1
+    assert proposer.report.cost.step_time_s(started) == pytest.approx(slow, rel=0.05)
+    before = report.cost.step_time_s(report.space.complete(second.config))
+    assert second.prediction.step_time_s > 3 * before
 
 
 def test_the_base_config_may_lie_outside_the_users_choices_and_is_never_proposed_again():
