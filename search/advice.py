@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from mindtune.search import layout
 from mindtune.search.cost_model import COST_KNOBS, CostModel
+from mindtune.search.facts import size_text
 from mindtune.search.knobs import Config
-from mindtune.search.rule import SoftRule, size_text
+from mindtune.search.rule import SoftRule
 
 __all__ = ["ADVICE", "advice"]
 

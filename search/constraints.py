@@ -85,8 +85,8 @@ class SpaceReport:
             "cluster.device_memory": facts.cluster.device_memory is None
             and ("memory_utilization", "min_memory_utilization", "min_overlap_headroom"),
             "model": facts.model is None
-            and ("memory_utilization", "min_memory_utilization", "min_overlap_headroom",
-                 "max_recompute_share", "vocab_divisible"),
+            and ("memory_utilization", "max_memory", "min_memory_utilization",
+                 "min_overlap_headroom", "max_recompute_share", "vocab_divisible"),
         }  # fmt: skip
         return tuple(
             f"constraints.{name} judges nothing: {what} is not known"

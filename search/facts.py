@@ -12,7 +12,7 @@ from mindtune.search.errors import SearchError
 from mindtune.search.model_shape import ModelShape
 from mindtune.search.program import Program
 
-__all__ = ["Cluster", "Limits", "StudyFacts", "Training"]
+__all__ = ["Cluster", "Limits", "StudyFacts", "Training", "size_text"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +73,8 @@ class Limits:
 
     memory_utilization: float | None = None
     """Largest share of the device memory; None: all of it."""
+    max_memory: float | None = None
+    """Bytes that a config may use at most, however much the device has."""
     min_memory_utilization: float | None = None
     """Least share of the device memory: configs that leave more of it idle are not wanted."""
     max_pipeline_bubble: float | None = None
@@ -102,3 +104,24 @@ class StudyFacts:
     """None: no cost model and no MFU; rules about the model's sizes do not fire."""
     limits: Limits = Limits()
     program: Program = field(default_factory=Program)
+
+    @property
+    def memory_limit(self) -> tuple[float, str] | None:
+        """Bytes that a config may use, and where the number is from; None: unknown."""
+        share, device = self.limits.memory_utilization, self.cluster.device_memory
+        found = []
+        if device is not None:
+            factor = 1.0 if share is None else share
+            words = f"memory_utilization x device_memory = {factor:g} x {size_text(device)}"
+            found.append((factor * device, words))
+        if self.limits.max_memory is not None:
+            most = self.limits.max_memory
+            found.append((most, f"constraints.max_memory = {size_text(most)}"))
+        return min(found, default=None)
+
+
+def size_text(size_bytes: float) -> str:
+    """Return a size for a reason, binary, such as `58.5GB`."""
+    if size_bytes >= 2**30:
+        return f"{size_bytes / 2**30:.1f}GB"
+    return f"{size_bytes / 2**20:.0f}MB" if size_bytes >= 2**20 else f"{size_bytes:.0f} bytes"

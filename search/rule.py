@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mindtune.search.cost_model import CostModel
 from mindtune.search.knobs import Config
 
-__all__ = ["Check", "Rule", "SoftRule", "size_text"]
+__all__ = ["Check", "Rule", "SoftRule"]
 
 Check = Callable[[Config, CostModel], str | None]
 """Complete config, cost model -> why it cannot work, in words and numbers; None: it can."""
@@ -69,10 +69,3 @@ class SoftRule:
         return Rule(
             self.name, f"{self.summary}, if constraints.{self.limit} is set", self.reads, check
         )
-
-
-def size_text(size_bytes: float) -> str:
-    """Return a size for a reason, binary, such as `58.5GB`."""
-    if size_bytes >= 2**30:
-        return f"{size_bytes / 2**30:.1f}GB"
-    return f"{size_bytes / 2**20:.0f}MB" if size_bytes >= 2**20 else f"{size_bytes:.0f} bytes"

@@ -9,9 +9,10 @@ from __future__ import annotations
 from mindtune.search import layout
 from mindtune.search.advice import ADVICE
 from mindtune.search.cost_model import COST_KNOBS, CostModel
+from mindtune.search.facts import size_text
 from mindtune.search.knobs import Config, knob_text
 from mindtune.search.pipeline_rules import PIPELINE_RULES, RECOMPUTE_RULES
-from mindtune.search.rule import Check, Rule, size_text
+from mindtune.search.rule import Check, Rule
 
 __all__ = ["RULES"]
 
@@ -192,15 +193,11 @@ def _is_mindformers(cost: CostModel) -> bool:
 
 
 def _memory(config: Config, cost: CostModel) -> str | None:
-    limit = cost.memory_limit
+    limit = cost.facts.memory_limit
     predicted = cost.memory_bytes(config) if limit is not None else None
-    if limit is None or predicted is None or predicted <= limit:
+    if limit is None or predicted is None or predicted <= limit[0]:
         return None
-    share = cost.facts.limits.memory_utilization or 1.0
-    return (
-        f"predicted memory = {size_text(predicted)} must be at most memory_utilization x "
-        f"device_memory = {share:g} x {size_text(cost.facts.cluster.device_memory or 0)}"
-    )
+    return f"predicted memory = {size_text(predicted)} must be at most {limit[1]}"
 
 
 def _memory_used(config: Config, cost: CostModel) -> str | None:

@@ -49,6 +49,19 @@ Command = Annotated[list[str], Field(min_length=1), AfterValidator(_checked_comm
 """Program and arguments, which a process can be started with."""
 
 
+def _no_bare_gigabytes(value: int) -> int:
+    if value < _LEAST_MEMORY:
+        raise ValueError(
+            f"must be at least 1MB, but got {value} bytes; a number without a unit is bytes: "
+            "write 64GB"
+        )
+    return value
+
+
+Memory = Annotated[Size, AfterValidator(_no_bare_gigabytes)]
+"""Memory of a device."""
+
+
 class StudySection(ContractModel):
     """The study itself."""
 
@@ -138,7 +151,7 @@ class ClusterSection(ContractModel):
     """Null: all devices are in one node."""
     device: str = "cpu"
     """Device name, as in the table of peaks; `cpu` for the host."""
-    device_memory: Size | None = None
+    device_memory: Memory | None = None
     """Memory of one device; null: unknown, then memory is not judged."""
     peak_flops: Literal["measure"] | float | None = None
     """Dense peak of one device at `training.precision`, in FLOP/s; `measure`: by a calibration on
@@ -160,16 +173,6 @@ class ClusterSection(ContractModel):
             isinstance(value, (int, float)) and not (math.isfinite(value) and value > 0)
         ):
             raise ValueError("must be a positive number of FLOP/s such as 313e12, or `measure`")
-        return value
-
-    @field_validator("device_memory")
-    @classmethod
-    def _no_bare_gigabytes(cls, value: int | None) -> int | None:
-        if value is not None and value < _LEAST_MEMORY:
-            raise ValueError(
-                f"must be at least 1MB, but got {value} bytes; a number without a unit is bytes: "
-                "write 64GB"
-            )
         return value
 
     @model_validator(mode="after")
@@ -198,6 +201,8 @@ class ConstraintsSection(ContractModel):
 
     memory_utilization: float | None = Field(default=None, gt=0, le=1)
     """Largest share of the device memory that a config may use."""
+    max_memory: Memory | None = None
+    """Most memory that a config may use, whatever the device has."""
     min_memory_utilization: float | None = Field(default=None, ge=0, le=1)
     """Least share of the device memory that a config must use; for spaces full of timid ones."""
     max_pipeline_bubble: float | None = Field(default=None, ge=0, le=1)

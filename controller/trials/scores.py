@@ -55,16 +55,12 @@ class Scorer:
 
     def memory_problem(self, launch: Launch) -> str:
         """Return why a measurement breaks the memory limit; empty: it does not."""
-        cluster, limits = self.facts.cluster, self.facts.limits
-        used = launch.outcome.record.peak_memory_bytes
-        if cluster.device_memory is None or used is None:
-            return ""
-        allowed = cluster.device_memory * (limits.memory_utilization or 1.0)
-        if used <= allowed:
+        limit, used = self.facts.memory_limit, launch.outcome.record.peak_memory_bytes
+        if limit is None or used is None or used <= limit[0]:
             return ""
         return (
-            f"peak memory {format_size(used)} is above the limit of {format_size(allowed)} "
-            "(cluster.device_memory x constraints.memory_utilization)"
+            f"peak memory {format_size(used)} is above the limit of {format_size(limit[0])} "
+            f"({limit[1]})"
         )
 
     def measurement(self, launch: Launch) -> Measurement:

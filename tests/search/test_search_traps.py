@@ -181,8 +181,10 @@ def study(memory, **constraints):
     "memory", ["58.5GB", "58.5 GiB", "59904MB", "59904MiB", 62813896704, "62813896704"]
 )
 def test_one_memory_in_any_unit_is_one_limit(memory):
-    found = study_facts(study(memory), None).cluster.device_memory
-    assert found == int(58.5 * 2**30)
+    assert study_facts(study(memory), None).cluster.device_memory == int(58.5 * 2**30)
+    assert study_facts(study("64GB", max_memory=memory), None).memory_limit == (
+        int(58.5 * 2**30), "constraints.max_memory = 58.5GB",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -193,6 +195,8 @@ def test_one_memory_in_any_unit_is_one_limit(memory):
 def test_nonsense_is_no_memory(memory):
     with pytest.raises(ConfigError, match="cluster.device_memory"):
         study(memory)
+    with pytest.raises(ConfigError, match="constraints.max_memory"):
+        study("64GB", max_memory=memory)
 
 
 @pytest.mark.parametrize(
