@@ -168,6 +168,8 @@ def _line(detail: ErrorDetails, model: type[BaseModel], beside: tuple[str, ...])
         )
     if "but got" in message:
         return _cut(f"{where} {message}")
+    if isinstance(detail["input"], dict):  # a whole section says nothing as a value
+        return _cut(f"{where}: {message}")
     return _cut(f"{where}: {message}, but got {detail['input']!r}")
 
 
