@@ -102,13 +102,16 @@ def micro_batch_num(config: Config, facts: StudyFacts) -> int | None:
 def balanced_offset(num_layers: int, stages: int, chunks: int) -> StageList:
     """Return the layers beyond an even split, at most one per chunk, away from both ends.
 
-    They go to the last stage but one first, then to those before it: a later stage holds fewer
-    micro-batches (1F1B), and the last one has the output layer besides.
+    Every stage gets one before any gets two. They go to the last stage but one first, then to
+    those before it: a later stage holds fewer micro-batches (1F1B), and the last one has the
+    output layer besides. The very first and the very last chunk come last: beside embedding and
+    output layer they may hold no layer at all.
     """
     order = [*range(stages - 2, -1, -1), stages - 1]
     rows = [[0] * stages for _ in range(chunks)]
     for number in range(num_layers % (stages * chunks)):
-        rows[number // stages][order[number % stages]] = 1
+        turn, stage = number // stages, order[number % stages]
+        rows[chunks - 1 - turn if stage == 0 else turn][stage] = 1
     return tuple(map(tuple, rows))
 
 

@@ -22,8 +22,9 @@ def _layers_per_stage(config: Config, cost: CostModel) -> str | None:
         return None if offset == "even" else _wrong_rows(config, "offset", offset)
     slots = stages * chunks
     where = f"pipeline_stage x pp_interleave_num = {stages} x {chunks} = {slots}"
-    if model.num_layers < slots:
-        return f"num_layers = {model.num_layers} must be at least {where}"
+    # As in MindFormers, the two ends may hold embedding and output layer alone.
+    if model.num_layers < max(slots - 2, 1):
+        return f"num_layers = {model.num_layers} must be at least {where}, less 2 for both ends"
     rest = model.num_layers % slots
     if offset == "even":
         if rest == 0:
@@ -49,7 +50,6 @@ def _layers_per_stage(config: Config, cost: CostModel) -> str | None:
             f"the sum of offset = {offset} must be the remainder of num_layers = "
             f"{model.num_layers} by {where}, which is {rest}, but it is {total}"
         )
-    # As in MindFormers, the two ends may hold embedding and output layer alone.
     first, *middle, last = (model.num_layers // slots + extra for row in rows for extra in row)
     if min(first, last) < 0 or min(middle, default=1) < 1:
         return (

@@ -41,13 +41,16 @@ def rejection(case):
 
 def draw_case(draw):
     stages, chunks = draw.choice([2, 3, 4]), draw.choice([1, 1, 2])
-    layers = draw.randint(stages * chunks, 4 * stages * chunks)
+    layers = draw.randint(max(stages * chunks - 3, 1), 4 * stages * chunks)
     offset = [[draw.choice([0, 0, 0, 1, -1]) for _ in range(stages)] for _ in range(chunks)]
     rest = layers % (stages * chunks) - sum(map(sum, offset))
     if draw.random() < 0.8:  # most of them have the right sum
         offset[draw.randrange(chunks)][draw.randrange(stages)] += rest
-    if draw.random() < 0.2:
+    kind = draw.random()
+    if kind < 0.2:
         offset = 0
+    elif kind < 0.5:
+        offset = [list(row) for row in layout.balanced_offset(layers, stages, chunks)]
     recompute = [draw.randint(0, 4) for _ in range(stages)]
     if not any(recompute):
         recompute = False

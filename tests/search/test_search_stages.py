@@ -126,6 +126,10 @@ def test_a_balanced_offset_places_every_layer_and_spares_both_ends(layers, stage
     assert max(per_stage) - min(per_stage) <= 1
     assert layout.layers_per_stage(config, layers) == max(per_stage)
     assert per_stage[-1] == min(per_stage)  # the output layer lies there
+    if layers >= stages * chunks - 2:
+        first, *middle, last = (count for row in rows for count in row)
+        assert min(middle, default=1) >= 1
+        assert min(first, last) >= 0
     if layers % (stages * chunks) % stages < stages - 1:
         assert per_stage[0] == min(per_stage)  # most micro-batches wait there
 
@@ -137,6 +141,18 @@ def test_layers_per_stage_follow_the_offset_as_in_mindformers():
     interleaved = placed(pipeline_stage=2, pp_interleave_num=2, offset="0/1+0/0")
     assert layout.chunk_layers(interleaved, 9) == ((2, 3), (2, 2))
     assert layout.stage_layers(interleaved, 9) == (4, 5)
+
+
+def test_the_two_ends_may_go_without_a_layer():
+    """Llama 3.1 405B was trained so: 126 layers over 16 stages of 8 chunks."""
+    config = placed(pipeline_stage=16, pp_interleave_num=8, offset="balanced")
+    rows = layout.chunk_layers(config, 126)
+    assert [rows[0][0], rows[-1][-1]] == [0, 0]
+    assert sum(map(sum, rows)) == 126
+    assert layout.stage_layers(config, 126) == (7, *[8] * 14, 7)
+    spec = {"pipeline_stage": 16, "pp_interleave_num": 8, "offset": "balanced"}
+    report = check(Space.from_spec({**spec, "data_parallel": 1}, facts(126, num_devices=16)))
+    assert report.feasible == 1
 
 
 def test_repeated_layers_are_counted_per_stage():
@@ -158,7 +174,9 @@ def test_every_pipeline_depth_is_reached_where_offset_is_searched():
     spec = {"pipeline_stage": "auto", "data_parallel": "auto", "offset": "auto"}
     report = check(Space.from_spec(spec, facts(10, num_devices=12)))
     found = {(e.config["pipeline_stage"], e.config["offset"]) for e in report.configs}
-    assert found == {(1, "even"), (2, "even"), (3, "balanced"), (4, "balanced"), (6, "balanced")}
+    assert found == {
+        (1, "even"), (2, "even"), (3, "balanced"), (4, "balanced"), (6, "balanced"), (12, "balanced"),
+    }  # fmt: skip
     even = check(Space.from_spec({**spec, "offset": "even"}, facts(10, num_devices=12)))
     assert {e.config["pipeline_stage"] for e in even.configs} == {1, 2}
     told = explain(even.space, {"pipeline_stage": 4, "data_parallel": 3, "offset": "even"})
