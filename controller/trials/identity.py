@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mindtune.controller.contract import (
+    ConstraintsSection,
     Document,
     TrialPlan,
     dump_yaml,
@@ -61,7 +62,7 @@ def study_identity(setup: StudySetup) -> Identity:
         "cluster": study.cluster.to_plain(),
         "training": study.training.to_plain(),
         "space": [{k: list(v) for k, v in setup.space.choices.items()}, setup.space.candidates],
-        "constraints": study.constraints.to_plain(),
+        "constraints": _constraints(study.constraints),
         "score": study.score.to_plain(),
         "overrides": study.to_plain()["overrides"],
         "the program's code": _code(setup),
@@ -98,6 +99,26 @@ def measurement_hash(identity: Identity, knobs: Mapping[str, KnobValue], plan: T
 def _hash(content: Any) -> str:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_FIRST_CONSTRAINTS = (
+    "memory_utilization", "max_pipeline_bubble", "max_recompute_share",
+    "min_micro_batches_per_stage", "tensor_parallel_inside_node",
+)  # fmt: skip
+"""Keys that every study has been started with."""
+
+
+def _constraints(section: ConstraintsSection) -> dict[str, Any]:
+    """Return the limits, those that came later only where they are set.
+
+    A study that was started before a key existed goes on with it unset.
+    """
+    unset = ConstraintsSection().to_plain()
+    return {
+        name: value
+        for name, value in section.to_plain().items()
+        if name in _FIRST_CONSTRAINTS or value != unset[name]
+    }
 
 
 def _code(setup: StudySetup) -> dict[str, str]:

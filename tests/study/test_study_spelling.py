@@ -113,3 +113,16 @@ def test_a_changed_file_deep_inside_a_package_is_another_study(tiny, monkeypatch
     assert code() == before
     (package / "models" / "gpt.py").write_text("width = 2\n")
     assert code() != before
+
+
+def test_a_constraint_that_came_later_changes_no_study_that_leaves_it_unset(tiny):
+    from mindtune.controller.trials.identity import study_identity
+
+    def constraints(**section):
+        return study_identity(load_study(tiny.write(constraints=section))).parts["constraints"]
+
+    # As a study with this limit was hashed before any further key existed.
+    assert constraints(memory_utilization=0.85) == "ef68e2f330ceb9d3"
+    assert constraints(memory_utilization=0.85, vocab_divisible=False) == "ef68e2f330ceb9d3"
+    assert constraints(memory_utilization=0.85, vocab_divisible=True) != "ef68e2f330ceb9d3"
+    assert constraints(memory_utilization=0.85, framework="other") != "ef68e2f330ceb9d3"
