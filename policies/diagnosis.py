@@ -210,6 +210,23 @@ def diagnose_memory(finding: Finding, micro_batch_size: float) -> str:
     return text
 
 
+def diagnose_leak(finding: Finding, micro_batch_size: float) -> str:
+    """Explain why a run is ended whose memory grows until it is full.
+
+    Args:
+        finding: The pressure, with `bytes_per_step` and `steps_left`.
+        micro_batch_size: Samples of a micro-batch; 0: not known.
+    """
+    tried = f" at a micro-batch of {micro_batch_size:g}" if micro_batch_size else ""
+    return (
+        f"{finding.message} It has grown steadily{tried}, and what a step needs does not grow: "
+        "something is kept from step to step. Look for losses, outputs or gradients that a list "
+        "or a log holds (keep loss.asnumpy(), not the Tensor), for a cache without a bound, for "
+        "shapes that change and are compiled each anew, and for data workers that grow; then go "
+        "on from the last checkpoint. The run was ended while it could still leave its records."
+    )
+
+
 def diagnose_clip_saturation(finding: Finding) -> str:
     """Explain that clipping has become the learning rate."""
     median, clip = finding.number("median"), finding.number("clip_norm")

@@ -9,6 +9,10 @@ factor of 2, never below 1, and after each the arbiter looks whether the memory 
 if it has not, the move is taken back, since activations are not what fills the device, and not
 tried again for `retry_after` steps.
 
+Memory that is nearly full and grows steadily, so that it ends within `stop_within` steps, whatever
+the micro-batch is (it was halved lately, or cannot be), ends the run: what is a leak dies anyway,
+by a kernel that leaves no result and no word of why.
+
 The micro-batch does not grow back by itself: what pressed the memory once is not known to be
 over, and an out-of-memory ends a run while a small micro-batch only slows it. A restart with
 recomputation brings it back.
@@ -20,8 +24,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from mindtune.policies.decisions import NO_CHANGE, Advise, Decision, SetMicroBatch
-from mindtune.policies.diagnosis import diagnose_memory
+from mindtune.policies.decisions import (
+    NO_CHANGE,
+    Advise,
+    Decision,
+    RequestStop,
+    SetMicroBatch,
+)
+from mindtune.policies.diagnosis import diagnose_leak, diagnose_memory
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.limits import KnobLimits
 from mindtune.policies.policy import Feedback
@@ -55,6 +65,11 @@ class MemoryGuardThresholds:
     """Critical readings in a row before a move: one may be a transient of another process."""
     check_after: int = bounded(8, 4, 1000)
     """Steps over which the fall of the memory is taken."""
+    full: float = bounded(0.95, 0.1, 1.0)
+    """Share of the memory in use above which steady growth may end the run (`memory_full` of the
+    detectors)."""
+    stop_within: int = bounded(3, 1, 1000)
+    """Steps left at which it does: one to end in, and two for a forecast that is off."""
     retry_after: int = bounded(1000, 1, 10_000_000)
     """Steps for which a move that freed nothing is not tried again: one window of the budget."""
 
@@ -118,7 +133,7 @@ class MemoryGuardPolicy:
         feedback: Feedback,
         state: MemoryGuardState,
     ) -> tuple[Decision, MemoryGuardState]:
-        """Return advice, a smaller micro-batch, or no change."""
+        """Return advice, a smaller micro-batch, a stop, or no change."""
         pressure = next(
             (found for found in findings if found.kind is FindingKind.MEMORY_PRESSURE), None
         )
@@ -138,7 +153,19 @@ class MemoryGuardPolicy:
         if size is None:
             size = feedback.facts.micro_batch_size or 0
         smaller = self._smaller(size, feedback.facts.micro_batch_size)
-        if smaller is None or state.rest > 0 or _KNOB not in feedback.facts.reachable:
+        helpless = smaller is None or state.rest > 0 or _KNOB not in feedback.facts.reachable
+        lately = last is not None and 0 < observation.step - last.step < self.limits.cooldown
+        if (helpless or lately) and self._ends(pressure):
+            diagnosis = diagnose_leak(pressure, size)
+            return (
+                Decision(
+                    actions=(RequestStop(id="memory-full", diagnosis=diagnosis),),
+                    reason=pressure.message,
+                    evidence={**pressure.evidence, "micro_batch_size": size},
+                ),
+                following,
+            )
+        if smaller is None or helpless:
             return self._advise(pressure, "memory-critical", size), following
         return (
             Decision(
@@ -148,6 +175,15 @@ class MemoryGuardPolicy:
                 evidence={**pressure.evidence, "micro_batch_size": size},
             ),
             following,
+        )
+
+    def _ends(self, pressure: Finding) -> bool:
+        """Return whether steady growth fills the memory within a few steps."""
+        left = pressure.evidence.get("steps_left")
+        return (
+            isinstance(left, (int, float))
+            and left <= self.thresholds.stop_within
+            and pressure.number("share") >= self.thresholds.full
         )
 
     def _smaller(self, size: float, incoming: int | None) -> int | None:

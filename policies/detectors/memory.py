@@ -6,8 +6,8 @@ device, and about to run out above `memory_full`. **Growth** is looked for in th
 of 4 and of 32 steps, since memory swings within a step and from batch to batch: 8 peaks in a row
 rise, by 4 times what the memory typically swings within a block, and the newer half by at least
 `_STEADY` of what the older one did: a pool that fills up and then stays is no leak. The rate is
-that of the slower half. Growth that will
-reach the limit within `memory_horizon` steps is reported with the number of steps left, and as
+that of the newer half: the older one may hold steps before the leak began. Growth that will reach
+the limit within `memory_horizon` steps is reported with the number of steps left, and as
 critical within `memory_soon`.
 """
 
@@ -139,4 +139,4 @@ def _rate(peaks: tuple[float, ...], swings: tuple[float, ...], ends: tuple[int, 
     half = _PEAKS // 2
     older = (peaks[half - 1] - peaks[0]) / (ends[half - 1] - ends[0])
     newer = (peaks[-1] - peaks[half]) / (ends[-1] - ends[half])
-    return min(older, newer) if newer >= _STEADY * older else 0.0
+    return newer if newer >= _STEADY * older else 0.0

@@ -325,3 +325,45 @@ def test_a_smaller_micro_batch_that_frees_nothing_is_taken_back(frees, moves) ->
     undone = {record.reason for record in records if record.verdict == "undone"}
     said = {"memory in use went from 99.0% to 99.0% of the device"}
     assert undone == (set() if frees else said)
+
+
+def leak(run, *, per_step: int, size: int = 8, first: int = 60) -> int | None:
+    """Feed memory that grows until it is full; return the step of a stop before that."""
+    for step in range(1, 400):
+        used = 40_000 + max(0, step - first) * per_step
+        if used > 100_000:
+            return None
+        actions = run.feed(
+            Observation(
+                step=step, loss=2.0 + 0.01 * (step % 5), device_memory_used_bytes=used,
+                device_memory_total_bytes=100_000, micro_batch_size=size,
+                num_microbatches=16 // size,
+            )
+        )  # fmt: skip
+        for action in actions:
+            if isinstance(action, RequestStop):
+                assert "something is kept from step to step" in action.diagnosis
+                return step
+            if isinstance(action, SetMicroBatch):
+                size = int(action.value)
+    return None
+
+
+@pytest.mark.parametrize("per_step", [1500, 1000, 400])
+@pytest.mark.parametrize("size", [8, 1])
+def test_a_leak_that_a_smaller_micro_batch_does_not_end_ends_the_run_before_it_is_full(
+    start, per_step, size
+) -> None:
+    run = start(reachable=GUARDED, micro_batch_size=8)
+    stop = leak(run, per_step=per_step, size=size)
+    full = 60 + 60_000 // per_step
+    assert stop is not None
+    assert full - 4 <= stop < full
+    assert bool(run.set_points(SetMicroBatch)) is (size > 1)
+
+
+def test_memory_that_stays_full_ends_no_run(start) -> None:
+    run = start(reachable=GUARDED)
+    fill(run, 99, 1, 300)
+    fill(run, 97, 301, 600)
+    assert run.events(RequestStop) == []
