@@ -53,12 +53,20 @@ def _divided_by_model_parallel(what: str) -> Check:
         model = cost.facts.model
         if model is None:
             return None
-        size = getattr(model, "kv_heads" if what == "num_kv_heads" else what)
+        size, tensor = getattr(model, _FIELDS.get(what, what)), layout.model_parallel(config)
+        # Other programs repeat keys and values where ranks outnumber their heads (PaLM's one).
+        is_repeated = what == "num_kv_heads" and tensor % size == 0
+        if is_repeated and cost.facts.limits.framework == "other":
+            return None
         if what == "intermediate_size" and model.num_experts:
             size = model.mlp_width
-        return _not_divisible(what, size, "model_parallel", layout.model_parallel(config))
+        return _not_divisible(what, size, "model_parallel", tensor)
 
     return check
+
+
+_FIELDS = {"num_kv_heads": "kv_heads"}
+"""Size in the study file -> field of the model's shape, where they differ."""
 
 
 def _sequence_per_context_rank(config: Config, cost: CostModel) -> str | None:

@@ -234,6 +234,8 @@ def test_rules_of_a_framework_hold_for_its_programs_alone():
         ("interleave_needs_pipeline", {"pp_interleave_num": 2, "pipeline_stage": 3},
          {"mindspore", "mindformers"}),
         ("interleave_needs_pipeline", {"pp_interleave_num": 2}, {"mindspore", "mindformers", "other"}),
+        ("kv_heads_divisible", {"model_parallel": 16}, {"mindspore", "mindformers"}),
+        ("kv_heads_divisible", {"model_parallel": 12}, {"mindspore", "mindformers", "other"}),
         ("compression_method", {"gradient_compression": "powersgd:4"}, {"mindspore", "mindformers"}),
         ("compression_needs_replicas", {"gradient_compression": "float16", "pipeline_stage": 2},
          {"mindspore", "mindformers"}),
