@@ -167,7 +167,7 @@ class _Stage:
         sharding = str(config["optimizer_sharding"])
         # Weights are replicated over context parallel ranks too; experts over the data-parallel
         # ranks that do not share them.
-        replicas = layout.data_parallel(config) * layout.context_parallel(config)
+        replicas = layout.replicas(config)
         held = dense + experts
         own = max(replicas / layout.expert_parallel(config), 1.0)
         spread = dense / replicas + experts / own

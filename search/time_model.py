@@ -11,6 +11,8 @@ as many links between nodes as the group has ranks in a node (NCCL builds a ring
 parallel layers exchange their output twice forward and twice backward, and twice more where they
 are recomputed (Shoeybi et al., arXiv 1909.08053); parameter sharding gathers weights forward and
 backward in every round (ZeRO, arXiv 1910.02054, section 7; PyTorch FSDP, arXiv 2304.11277).
+Waiting for data and moving an offloaded optimizer's state have no part of their own: they are
+left to calibration.
 """
 
 from __future__ import annotations
@@ -167,6 +169,7 @@ class _Step:
         self._chunks = layout.interleave(config)
         self._replicas = layout.data_parallel(config)
         self._context = layout.context_parallel(config)
+        self._sharing = layout.replicas(config)
         self._micro_batches = micro_batches
         self._rounds = micro_batches + (self._stages - 1) / self._chunks
         size = layout.micro_batch_size(config) * model.seq_length
@@ -301,7 +304,7 @@ class _Step:
         return (model.num_parameters - all_experts + own_experts) / (self._tensor * self._stages)
 
     def _gradients(self) -> tuple[float | None, float | None]:
-        ranks = self._replicas * self._context
+        ranks = self._sharing
         share, held = (ranks - 1) / ranks, self._held()
         method, _, ratio = str(self._config["gradient_compression"]).partition(":")
         volume = 2 * share * 4.0 * held
@@ -322,7 +325,7 @@ class _Step:
         is_sharded = self._config["optimizer_sharding"] != "none"
         method = str(self._config["gradient_compression"]).partition(":")[0]
         reducer = _COMPRESSION_TRAFFIC.get(method, 0.0)
-        return held * (_OPTIMIZER_TRAFFIC / (self._replicas if is_sharded else 1) + reducer)
+        return held * (_OPTIMIZER_TRAFFIC / (self._sharing if is_sharded else 1) + reducer)
 
 
 def _seconds(amount: float, speed: float | None) -> float | None:

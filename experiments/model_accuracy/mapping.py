@@ -210,7 +210,7 @@ def _config(cells: Mapping[str, str], shape: ModelShape) -> tuple[Config, int]:
         "context_parallel": context, "expert_parallel": experts,
         "pp_interleave_num": chunks if stages > 1 else 1, "micro_batch_size": size,
         "use_seq_parallel": tensor > 1 and cells["sp"] != "0",
-        "optimizer_sharding": _sharding(cells["zero"], replicas),
+        "optimizer_sharding": _sharding(cells["zero"], replicas * context),
         "precision": _precision(cells), "recompute": _recompute(cells["recompute"], shape),
         "comm_overlap": True, "offset": _offset(cells, shape, stages, chunks),
     }  # fmt: skip
@@ -240,8 +240,8 @@ def _offset(cells: Mapping[str, str], shape: ModelShape, stages: int, chunks: in
     return "/".join(map(str, offset)) if any(offset) else "even"
 
 
-def _sharding(text: str, replicas: int) -> str:
-    if replicas == 1:
+def _sharding(text: str, ranks: int) -> str:
+    if ranks == 1:
         return "none"
     text = text.lower()
     if text == "3" or text.startswith("fsdp"):

@@ -217,6 +217,40 @@ def test_more_ranks_never_hold_more_states(degree, sharding):
     assert held == sorted(held, reverse=True)
 
 
+LAYOUTS = st.fixed_dictionaries(
+    {
+        "data_parallel": st.sampled_from([1, 2, 4]),
+        "model_parallel": st.sampled_from([1, 2, 4]),
+        "pipeline_stage": st.sampled_from([1, 2, 4]),
+        "micro_batch_size": st.sampled_from([1, 2, 4]),
+    }
+)
+
+
+@given(LAYOUTS, st.booleans())
+@settings(deadline=None)
+def test_recomputation_never_holds_more_and_never_computes_less(knobs, fused):
+    facts = dataclasses.replace(FACTS, model=dataclasses.replace(MODEL, flash_attention=fused))
+    for less, more in (("full", "interval:2"), ("interval:2", "none"), ("selective", "none")):
+        saving, plain = (complete(**knobs, recompute=kind) for kind in (less, more))
+        held = [memory_parts(config, facts).total(MemoryRates()) for config in (saving, plain)]
+        # The layer at work comes on top of what is saved, so a stage needs a few of them.
+        assert held[0] <= held[1]
+        times = [time_parts(config, facts).total(TimeRates()) for config in (saving, plain)]
+        assert times[0] >= times[1]
+
+
+@given(LAYOUTS)
+@settings(deadline=None)
+def test_better_links_and_peaks_never_slow_a_step_down(knobs):
+    config = complete(**knobs)
+    slow = time_parts(config, FACTS).total(TimeRates())
+    for name in ("peak_flops", "intra_node_bandwidth", "inter_node_bandwidth"):
+        cluster = dataclasses.replace(CLUSTER, **{name: 2 * getattr(CLUSTER, name)})
+        faster = time_parts(config, dataclasses.replace(FACTS, cluster=cluster))
+        assert 0 < faster.total(TimeRates()) <= slow
+
+
 def test_experts_shard_by_their_own_degree():
     moe = dataclasses.replace(MODEL, num_experts=8, experts_per_token=2)
     facts = dataclasses.replace(FACTS, model=moe)
