@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,6 @@ class Acceptance:
     num_fitting: int
     """Ran, within the rule's limit."""
     rejected: float
-    rejected_uncalibrated: float
     num_above_limit: int
     """Ran with more memory than the rule allows anyone."""
     num_unexplained: int
@@ -46,50 +46,48 @@ def acceptance(results: Iterable[Result], rows: Sequence[Row]) -> list[Acceptanc
     formula, fitted to all the memory that was measured in that same table, puts above the whole
     device; what is judged never sees that fit.
     """
-    found = []
-    for result in results:
-        table = result.group.table
-        own = [
-            (row, stage_memory(row.config, row.facts), row.facts.cluster.device_memory)
-            for row in rows
-            if (row.file, row.table) == table
-        ]
-        usable = [(row, parts, size) for row, parts, size in own if parts and size]
-        if all(row.status == "ok" for row, *_ in usable):
-            continue
-        forecast = memory_forecast([parts for _, parts, _ in usable])
-        sizes = np.array([size for *_, size in usable])
-
-        def share(log_rates: object, forecast=forecast, sizes=sizes):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-            return np.exp(forecast(np.array(log_rates))[0]) / sizes
-
-        best_known = share(result.all_log_rates)
-        status = np.array([row.status for row, *_ in usable])
-        stated = np.array([row.status.startswith(_STATED) for row, *_ in usable])
-        failed = (status == "fail") & (best_known > 1.0) | stated
-        unexplained = (status == "fail") & ~failed
-        used = np.array([(row.memory_bytes or np.nan) for row, *_ in usable]) / sizes
-        fitting = (status == "ok") & ~(used > UTILIZATION)
-        guesses = [share(draw.log_rates) <= UTILIZATION for draw in result.draws]
-        accepted = np.mean(guesses, axis=0)
-        at_first = share(result.draws[0].prior.means) <= UTILIZATION
-        found.append(
-            Acceptance(
-                table=table,
-                num_failed=int(failed.sum()),
-                accepted=_mean(accepted[failed]),
-                accepted_uncalibrated=_mean(at_first[failed]),
-                num_fitting=int(fitting.sum()),
-                rejected=_mean(1.0 - accepted[fitting]),
-                rejected_uncalibrated=_mean(~at_first[fitting]),
-                num_above_limit=int(((status == "ok") & (used > UTILIZATION)).sum()),
-                num_unexplained=int(unexplained.sum()),
-                unexplained_accepted=_mean(accepted[unexplained]),
-            )
-        )
-    return found
+    found = [_of_table(result, rows) for result in results]
+    return [table for table in found if table is not None]
 
 
-def _mean(values: object) -> float:
-    values = np.asarray(values, dtype=float)
+def _of_table(result: Result, rows: Sequence[Row]) -> Acceptance | None:
+    own = [row for row in rows if (row.file, row.table) == result.group.table]
+    known = [
+        (row, parts, row.facts.cluster.device_memory)
+        for row in own
+        if (parts := stage_memory(row.config, row.facts)) is not None
+        and row.facts.cluster.device_memory
+    ]
+    if all(row.status == "ok" for row, *_ in known):
+        return None
+    forecast = memory_forecast([parts for _, parts, _ in known])
+    sizes = np.array([size for *_, size in known], dtype=float)
+
+    def shares(log_rates: Any) -> Any:
+        """Return the predicted shares of the devices' memory."""
+        return np.exp(forecast(np.array(log_rates))[0]) / sizes
+
+    status = np.array([row.status for row, *_ in known])
+    stated = np.array([row.status.startswith(_STATED) for row, *_ in known])
+    failed = (status == "fail") & (shares(result.all_log_rates) > 1.0) | stated
+    unexplained = (status == "fail") & ~failed
+    used = np.array([row.memory_bytes or np.nan for row, *_ in known]) / sizes
+    above = (status == "ok") & (used > UTILIZATION)
+    fitting = (status == "ok") & ~above
+    accepted = np.mean([shares(draw.log_rates) <= UTILIZATION for draw in result.draws], axis=0)
+    at_first = shares(result.draws[0].prior.means) <= UTILIZATION
+    return Acceptance(
+        table=result.group.table,
+        num_failed=int(failed.sum()),
+        accepted=_mean(accepted[failed]),
+        accepted_uncalibrated=_mean(at_first[failed]),
+        num_fitting=int(fitting.sum()),
+        rejected=_mean(1.0 - accepted[fitting]),
+        num_above_limit=int(above.sum()),
+        num_unexplained=int(unexplained.sum()),
+        unexplained_accepted=_mean(accepted[unexplained]),
+    )
+
+
+def _mean(values: Any) -> float:
     return float(values.mean()) if values.size else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -63,7 +64,8 @@ class Group:
     @property
     def family(self) -> str:
         """First word of the framework's name."""
-        return self.rows[0].framework.split()[0].split("/")[0].split(",")[0].lower()
+        words = re.split(r"[ /,]", self.rows[0].framework.strip().lower())
+        return words[0]
 
     def lesson(self) -> Lesson:
         """Return the group as others learn from it."""

@@ -191,7 +191,7 @@ def markdown(found: Figures) -> str:
     """Return all figures as Markdown."""
     memory, time = found.memory, found.time
     lines = [
-        *_coverage(found.tables),
+        *_coverage(found.tables), *_unused(found),
         "", f"## Memory: {_num_rows(memory)} rows in {len(memory)} tables", "", *_errors(memory),
         "", *_accepted(found.acceptance),
         "", f"## Step time: {_num_rows(time)} rows in {len(time)} groups", "", *_errors(time),
@@ -223,6 +223,17 @@ def _coverage(tables: Tables) -> list[str]:
         lines.append(f"- {file}: {count}, {reason}")
     lines += [f"- {name}: no table of runs" for name in tables.skipped]
     return lines
+
+
+def _unused(found: Figures) -> list[str]:
+    rows = found.tables.rows
+    timed = sum(row.step_time_s is not None for row in rows) - _num_rows(found.time)
+    told = sum(row.memory_bytes is not None for row in rows) - _num_rows(found.memory)
+    said = (
+        f"Of those mapped, {timed} step times and {told} memories are not used: fewer than four "
+        "of a table and device, or a device of unknown speed."
+    )
+    return ["", said]
 
 
 def _accepted(tables: Sequence[Acceptance]) -> list[str]:

@@ -196,6 +196,7 @@ def test_the_figures_are_the_same_twice_and_name_what_was_left_out(folder):
     assert text == markdown(figures(read_tables(folder)))
     assert "one.csv: 1, layers is not stated" in text
     assert "notes.csv: no table of runs" in text
+    assert "0 step times and 0 memories are not used" in text
     assert "| worst |" in text
 
 
