@@ -5,8 +5,9 @@ good on average: the confirmation counts new ones only. Base and leaders run one
 again and again, so that a slow moment of the machine hits all of them alike. Repeat r has one seed
 for all configs. Where the confirmation is longer than a trial of the search, it also judges
 convergence: the base's seeds span a band of losses at equal samples, and a leader above it is
-out. The winner is the first of the ranking that is better than the base beyond noise; if there is
-none, the base wins.
+out. If all leaders are out, those that follow them take their place once, again in turn with the
+base; also such as were stopped early, since what they were stopped for was out. The winner is the
+first of the ranking that is better than the base beyond noise; if there is none, the base wins.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from mindtune.search.convergence import (
 )
 from mindtune.search.errors import SearchError
 
-__all__ = ["BASE", "Plan", "Verdict", "choose", "judge_convergence", "num_leaders"]
+__all__ = ["BASE", "Plan", "Verdict", "choose", "exclusion", "judge_convergence", "num_leaders"]
 
 BASE = 0
 """Number of the base config's trial."""
@@ -52,19 +53,30 @@ class Plan:
     repeats: int
     steps: int | None
     """Steps of each from sample 0; None: those of the search, and convergence is not judged."""
+    base_repeats: int = 0
+    """Confirming repeats of the base that were planned before this; new ones follow them."""
 
     @classmethod
-    def of(cls, study: StudyFile, leaders: Sequence[int]) -> Plan:
-        """Return the plan for the leaders of a study, best first."""
+    def of(cls, study: StudyFile, leaders: Sequence[int], *, after: Plan | None = None) -> Plan:
+        """Return the plan for the leaders of a study, best first.
+
+        Args:
+            study: How long and how often.
+            leaders: Configs to confirm.
+            after: The plan whose leaders are all out.
+        """
         trial = study.trial
         longer = trial.confirm_steps > trial.warmup_steps + trial.measure_steps
-        return cls(tuple(leaders), trial.repeats, trial.confirm_steps if longer else None)
+        base_repeats = 0 if after is None else sum(number == BASE for number, _ in after.order())
+        steps = trial.confirm_steps if longer else None
+        return cls(tuple(leaders), trial.repeats, steps, base_repeats)
 
     def order(self) -> list[tuple[int, int]]:
         """Return (number of the config, repeat) in the order of measuring."""
-        rounds = max(self.repeats, _BAND_SEEDS) if self.steps is not None else self.repeats
+        judged = self.steps is not None
+        rounds = max(self.repeats, _BAND_SEEDS - self.base_repeats) if judged else self.repeats
         return [
-            (number, repeat)
+            (number, repeat + self.base_repeats if number == BASE else repeat)
             for repeat in range(1, rounds + 1)
             for number in (BASE, *self.leaders)
             if number == BASE or repeat <= self.repeats
@@ -149,7 +161,7 @@ def choose(
     excluded: dict[int, str] = {}
     confirmed = []
     for number, measurements in repeats.items():
-        why = _exclusion(number, measurements, verdicts.get(number))
+        why = exclusion(number, measurements, verdicts.get(number))
         if why:
             excluded[number] = why
         else:
@@ -182,10 +194,16 @@ def choose(
     return Verdict(BASE, f"no config is better than the base config beyond noise{notes}")
 
 
-def _exclusion(
+def exclusion(
     number: int, measurements: Sequence[Measurement], verdict: ConvergenceVerdict | None
 ) -> str:
-    """Return why a config cannot win; empty: it can."""
+    """Return why a config cannot win; empty: it can.
+
+    Args:
+        number: Of the config.
+        measurements: Its confirming ones.
+        verdict: Over its convergence; None: not judged.
+    """
     failed = [entry for entry in measurements if entry.outcome != "ok" or not entry.value]
     if number == BASE and len(failed) < len(measurements):
         # The base is what the user runs today: it wins by its good repeats if nothing beats it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mindtune.controller.errors import ConfigError
@@ -12,6 +12,7 @@ from mindtune.controller.trials.confirm import (
     Plan,
     Verdict,
     choose,
+    exclusion,
     judge_convergence,
 )
 from mindtune.controller.trials.measure import Launch, Measurer
@@ -55,6 +56,8 @@ class SearchLoop:
     finished: int = 0
     """Configs that were measured before this start."""
     is_searching: bool = True
+    plans: list[Plan] = field(default_factory=list, init=False)
+    """Confirmations that have begun."""
 
     def take_over(self) -> None:
         """Take over what earlier starts have measured.
@@ -241,12 +244,34 @@ class SearchLoop:
     def confirm(self) -> None:
         """Measure base and leaders again, and choose the winner."""
         state, study = self.state, self.state.setup.study
-        state.leaders = tuple(state.ranked()[: self.num_leaders])
         if state.best_number() is None:
             state.final = Verdict(None, "no config ended ok")
             state.save()
             return
-        plan = Plan.of(study, state.leaders)
+        leaders = state.ranked()[: self.num_leaders]
+        plan = Plan.of(study, leaders)
+        self._confirm(plan)
+        out = {number: self._why_out(number) for number in leaders}
+        others = [number for number in state.candidates() if number not in out]
+        if leaders and all(out.values()) and others:
+            others = others[: self.num_leaders]
+            why = "; ".join(f"trial {number}: {text}" for number, text in out.items())
+            takes = "trials" if len(others) > 1 else "trial"
+            numbers = ", ".join(map(str, others))
+            message = f"no leader can win, so {takes} {numbers} are confirmed instead ({why})"
+            self.emit(StudyNote(message=message))
+            self._confirm(Plan.of(study, others, after=plan))
+        state.final = choose(
+            state.confirming(), state.verdicts, device_memory=study.cluster.device_memory
+        )
+        state.save()
+
+    def _confirm(self, plan: Plan) -> None:
+        """Measure base and these leaders in turn, and judge how they converge."""
+        state, study = self.state, self.state.setup.study
+        state.leaders = (*state.leaders, *plan.leaders)
+        self.plans.append(plan)
+        self._plan_time()
         for number, repeat in plan.order():
             config = state.configs[number]
             measurement = self._measure("confirm", number, repeat, config, steps=plan.steps)
@@ -254,18 +279,19 @@ class SearchLoop:
                 number, repeat, measurement.value, {"outcome": measurement.outcome}
             )
             state.save()
-        if plan.steps is not None:
-            launches = {
-                number: [launch for launch in state.launches[number] if launch.repeat > 0]
-                for number in (BASE, *state.leaders)
-            }
-            state.verdicts = judge_convergence(
-                launches, samples_per_step=study.training.global_batch_size
-            )
-        state.final = choose(
-            state.confirming(), state.verdicts, device_memory=study.cluster.device_memory
+        if plan.steps is None:
+            return
+        launches = {
+            number: [launch for launch in state.launches[number] if launch.repeat > 0]
+            for number in (BASE, *state.leaders)
+        }
+        state.verdicts = judge_convergence(
+            launches, samples_per_step=study.training.global_batch_size
         )
-        state.save()
+
+    def _why_out(self, number: int) -> str:
+        measurements = [entry for entry in self.state.measurements(number) if entry.repeat > 0]
+        return exclusion(number, measurements, self.state.verdicts.get(number))
 
     def _plan_time(self) -> None:
         """Correct the estimate of what is still to be measured."""
@@ -275,14 +301,14 @@ class SearchLoop:
             launch.repeat > 0 for launches in self.state.launches.values() for launch in launches
         )
         leaders = range(1, 1 + min(self.num_leaders, max(self.state.planned - 1, 0)))
-        plan = Plan.of(self.state.setup.study, list(leaders))
+        plans = self.plans or [Plan.of(self.state.setup.study, list(leaders))]
         usual = trial.warmup_steps + trial.measure_steps
         left = self.state.planned - searched if self.is_searching else 0
         self.time_left.plan("search", left)
         self.time_left.plan(
             "confirm",
-            len(plan.order()) - confirmed,
-            longer_by=1.0 if plan.steps is None else plan.steps / usual,
+            sum(len(plan.order()) for plan in plans) - confirmed,
+            longer_by=1.0 if plans[0].steps is None else plans[0].steps / usual,
         )
 
     def _reserve(self) -> float:

@@ -68,10 +68,20 @@ class StudyState:
 
     def ranked(self) -> list[int]:
         """Return the configs but the base's that ended ok in the search, best first."""
+        return self._by_value("ok")
+
+    def candidates(self) -> list[int]:
+        """Return what may be confirmed where no leader can win, best first.
+
+        With the configs that were stopped early, at the value that they had until then.
+        """
+        return self._by_value("ok", "pruned")
+
+    def _by_value(self, *outcomes: str) -> list[int]:
         values = {}
         for number in self.launches:
             first = self.measurements(number)[0]
-            if number != BASE and first.outcome == "ok" and first.value:
+            if number != BASE and first.outcome in outcomes and first.value:
                 values[number] = first.value
         return sorted(values, key=lambda number: (-values[number], number))
 

@@ -212,6 +212,10 @@ def test_base_and_leaders_take_turns():
     ]  # fmt: skip
     # The band of convergence takes three seeds of the base.
     assert Plan((4,), repeats=1, steps=200).order() == [(0, 1), (4, 1), (0, 2), (0, 3)]
+    # Those that follow them take new turns with the base; its band is wide enough already.
+    assert Plan((2,), repeats=2, steps=200, base_repeats=3).order() == [
+        (0, 4), (2, 1), (0, 5), (2, 2),
+    ]  # fmt: skip
 
 
 def test_a_fifth_of_the_configs_is_confirmed():

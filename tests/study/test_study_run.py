@@ -212,6 +212,37 @@ def test_leader_that_learns_worse_than_the_base_is_out(tiny):
     assert len(rows) == 1 + 20
 
 
+def test_where_no_leader_learns_as_the_base_does_the_next_takes_its_place(tiny):
+    tiny.write(
+        space={"micro_batch_size": [1, 2, 4], "recompute": ["none"]},
+        base={
+            "training": {"micro_batch_size": 1, "recompute": False},
+            # The search stops 2-none early, since 4-none is so much faster.
+            "sleep": {"1-none": 0.01, "2-none": 0.05, "4-none": 0.01},
+            "speed": {"1-none": 0.01, "2-none": 0.006, "4-none": 0.001},
+        },
+        trial={"confirm_steps": 20, "repeats": 2, "measure_steps": 16},
+        behaviour={"4-none": "diverge"},
+    )
+    notes = []
+    summary = run_study(tiny.study_file, tiny.out, on_event=notes.append).summary
+    assert [config_of(summary.trial(number)) for number in summary.leaders] == ["4-none", "2-none"]
+    assert config_of(summary.trial(summary.winner)) == "2-none"
+    assert summary.reason.startswith("1.67 x the base config's value")
+    assert "does not converge as the base does" in summary.reason
+    said = [note.message for note in notes if "confirmed instead" in getattr(note, "message", "")]
+    assert len(said) == 1
+    # In turn with the base, which goes on with seeds of its own.
+    second = summary.leaders[1]
+    turns = [
+        (int(n), int(r)) for n, r, *_ in tiny.log() if r != "0" and n != str(summary.leaders[0])
+    ]
+    assert turns == [(0, 1), (0, 2), (0, 3), (0, 4), (second, 1), (0, 5), (second, 2)]
+    launches = len(tiny.log())
+    assert run_study(tiny.study_file, tiny.out).summary.leaders == summary.leaders
+    assert len(tiny.log()) == launches
+
+
 def test_nothing_that_can_run_is_said_before_anything_is_written(tiny):
     tiny.write(
         space={"micro_batch_size": [3, 5], "recompute": "none"},
