@@ -83,7 +83,10 @@ def smallest_conflict(space: Space, cost: CostModel) -> Conflict:
         chosen = _smallest_hitting_set(seen)
         survivor = next(walk(space, cost, _asked(chosen)), None)
         if survivor is None:
-            return _conflict(space, cost, [RULES[index] for index in chosen])
+            rules = [RULES[index] for index in chosen]
+            if _predicts(rules):  # the identities are asked before it anyway
+                rules = [rule for rule in rules if rule.name not in _IDENTITIES]
+            return _conflict(space, cost, rules)
         complete = space.complete(survivor)
         failing = (i for i, rule in enumerate(RULES) if rule.check(complete, cost) is not None)
         seen.append(frozenset(failing))
@@ -91,10 +94,14 @@ def smallest_conflict(space: Space, cost: CostModel) -> Conflict:
 
 def _asked(chosen: Iterable[int]) -> list[Rule]:
     rules = [RULES[index] for index in sorted(chosen)]
-    if all(rule.reads != COST_KNOBS for rule in rules):
+    if not _predicts(rules):
         return rules
     first = [rule for rule in RULES if rule.name in _IDENTITIES and rule not in rules]
     return [*first, *rules]
+
+
+def _predicts(rules: Iterable[Rule]) -> bool:
+    return any(rule.reads == COST_KNOBS for rule in rules)
 
 
 def _smallest_hitting_set(sets: list[frozenset[int]]) -> tuple[int, ...]:
@@ -122,14 +129,14 @@ def _conflict(space: Space, cost: CostModel, rules: list[Rule]) -> Conflict:
         else f"{name} {knob_text(space.background[name])} (not in the space)"
         for name in read
     )
-    guarded = any(rule.reads == COST_KNOBS for rule in rules)
+    fitting = "all that fill the cluster with whole micro-batches"
     return Conflict(
         rules=tuple(rules),
         reasons=tuple(reasons),
         left_without=tuple(left),
         counted=tuple(counted),
         values=values,
-        among="all that fill the cluster with whole micro-batches" if guarded else "all of them",
+        among=fitting if _predicts(rules) else "all of them",
     )
 
 

@@ -300,6 +300,21 @@ def test_other_knobs_pass_through():
     assert report.configs[0].config["env.OMP_NUM_THREADS"] in ("1", "2")
 
 
+def test_memory_is_named_alone_although_configs_that_do_not_fill_the_cluster_would_fit():
+    """They are no answer to a lack of memory: nothing means anything that is predicted of them."""
+    cluster = dataclasses.replace(FACTS.cluster, num_devices=64)
+    facts = dataclasses.replace(FACTS, cluster=cluster, training=Training(global_batch_size=64))
+    spec = {"data_parallel": [8], "model_parallel": [1, 4], "pipeline_stage": [2, 8]}
+    least = min(e.prediction.memory_bytes for e in check(Space.from_spec(spec, facts)).configs)
+    tight = dataclasses.replace(facts, limits=Limits(max_memory=0.99 * least))
+    space = Space.from_spec(spec, tight)
+    report = check(space)
+    memory = next(rule for rule in RULES if rule.name == "memory")
+    fitting = [c for c in space.configs() if not memory.check(space.complete(c), report.cost)]
+    assert fitting == [{"data_parallel": 8, "model_parallel": 4, "pipeline_stage": 8}]
+    assert [rule.name for rule in report.conflict.rules] == ["memory"]
+
+
 def test_a_large_empty_space_is_explained_in_a_moment(monkeypatch):
     """Without the rule that emptied it, a million configs would have to be predicted."""
     from mindtune.search import conflict
