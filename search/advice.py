@@ -2,8 +2,9 @@
 
 The numbers are the project's rules of thumb for large clusters. A key of the study file's
 `constraints` makes a piece of advice a hard rule, with the user's number: see `SoftRule`. They
-stay advice otherwise, since no rule of thumb holds everywhere: enforcing 4 to 8 micro-batches per
-stage would lose the best config of 3 in 16 published tables.
+stay advice otherwise, since no rule of thumb holds everywhere: of 45 groups of published runs that
+tried pipelines, the best config has 4 to 8 micro-batches per stage in 14, fewer in 5, more in 17,
+and no pipeline in 9.
 """
 
 from __future__ import annotations
