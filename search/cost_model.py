@@ -139,13 +139,13 @@ class CostModel:
 
 
 _TIME_SPREADS = TimeRates(
-    compute=0.3, attention=0.6, traffic=0.7, near_exchange=0.7, far_exchange=0.6, context=0.8,
-    pipeline=0.9, expert=1.0, launch=0.8, synchronization=0.6, pipelined_synchronization=1.0,
-    message=1.1, stall=2.5, sharded_stall=2.5, near_gradients=0.9, far_gradients=0.9,
-    optimizer=1.5, step=1.0,
+    compute=0.24, attention=0.7, traffic=0.7, near_exchange=0.8, far_exchange=0.5, context=0.8,
+    pipeline=0.8, expert=1.1, launch=0.7, synchronization=0.7, pipelined_synchronization=1.0,
+    message=1.1, stall=2.5, sharded_stall=2.5, near_gradients=0.9, far_gradients=1.0,
+    optimizer=1.0, step=1.1,
 )  # fmt: skip
 _MEMORY_SPREADS = MemoryRates(
-    states=0.06, buffers=1.2, activations=0.3, gathered=1.5, logits=0.3, fixed=0.8
+    states=0.04, buffers=1.0, activations=0.24, gathered=1.2, logits=0.46, fixed=0.76
 )
 """Standard deviations of the rates' logarithms between trainings; like the rates' defaults, their
 means, they are what experiments/model_accuracy learns from all its tables."""

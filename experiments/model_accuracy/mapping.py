@@ -220,8 +220,8 @@ def _config(cells: Mapping[str, str], shape: ModelShape) -> tuple[Config, int]:
 def _offset(cells: Mapping[str, str], shape: ModelShape, stages: int, chunks: int) -> str:
     """Return where the layers lie: nanotron gives every stage the same FLOPs.
 
-    The output layer counts as the layers that take as long; a layer goes to the next stage where
-    the sum up to it is over the stage's share.
+    The output layer counts as the layers that take as long; a stage ends with the layer whose sum
+    is over the stage's share (its `build_and_set_rank` loop).
     """
     if stages == 1:
         return "even"
@@ -232,9 +232,9 @@ def _offset(cells: Mapping[str, str], shape: ModelShape, stages: int, chunks: in
     counts = [0] * stages
     stage = 0
     for number in range(1, layers + 1):
-        while number > share * (stage + 1) and stage < stages - 1:
-            stage += 1
         counts[stage] += 1
+        if number > share * (stage + 1) and stage < stages - 1:
+            stage += 1
     even = layers // stages
     offset = [count - even for count in counts]
     return "/".join(map(str, offset)) if any(offset) else "even"

@@ -102,8 +102,8 @@ def test_failed_runs_have_neither_time_nor_memory():
 
 def test_nanotron_splits_by_flops_and_tells_the_first_stage():
     row = mapped(framework="nanotron", pp="2", dp="4", vocab="131072", layers="16")
-    # The output layer is worth 5 layers: 10.5 to each stage.
-    assert row.config["offset"] == "2/-2"
+    # The output layer is worth 5 layers, so 10.5 to each stage, and the 11th is the first's.
+    assert row.config["offset"] == "3/-3"
     assert row.stage == 0
     assert row.facts.program.gradient_bytes == 6
 
