@@ -55,8 +55,12 @@ def _ending(folder: Path) -> str:
     # The whole of it, often with a stack, stands in result.json.
     message = f": {result.message.splitlines()[0]}" if result.message else ""
     if result.planted_faults:
-        kinds = ", ".join(fault.kind for fault in result.planted_faults)
-        message = f"{message}; no real run: planted {kinds}"
+        planted = [(fault.kind, fault.first_step) for fault in result.planted_faults]
+        kinds = ", ".join(kind for kind, step in planted if step <= result.steps)
+        late = ", ".join(f"{kind} (step {step})" for kind, step in planted if step > result.steps)
+        message = f"{message}; no real run: planted {kinds or 'nothing'}"
+        if late:
+            message = f"{message}, and never reached {late}"
     return (
         f"{result.outcome} after {result.steps} steps, {result.actions} actions of policies"
         f"{message}; records in {folder}"

@@ -16,19 +16,26 @@ __all__ = ["comparison", "story"]
 
 
 def comparison(summary: StudySummary) -> Table:
-    """Return the base config against the best one, each with the spread of its launches."""
-    winner = summary.trial(0 if summary.winner is None else summary.winner)
+    """Return the base config against the best one, each with the spread of its launches.
+
+    Where the base is the best, it stands against the leader that came next.
+    """
     base = summary.trial(0)
+    number = summary.winner or max(
+        summary.leaders, key=lambda leader: summary.trial(leader).value or 0.0, default=0
+    )
+    other = summary.trial(number)
     table = Table(
         title="median [lowest - highest] of the confirming launches", title_justify="left"
     )
     table.add_column("")
     table.add_column(f"baseline (trial 0, {len(base.confirming())} launches)", justify="right")
+    word = "best" if summary.winner else "not better"
     table.add_column(
-        f"best (trial {winner.number}, {len(winner.confirming())} launches)", justify="right"
+        f"{word} (trial {number}, {len(other.confirming())} launches)", justify="right"
     )
     for name, read, spell in _METRICS:
-        table.add_row(name, _cell(base, read, spell), _cell(winner, read, spell))
+        table.add_row(name, _cell(base, read, spell), _cell(other, read, spell))
     return table
 
 

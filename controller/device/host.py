@@ -23,6 +23,8 @@ _TREE_REFRESH_S = 5.0
 # The kernel counts processor time in ticks of 10 ms: over less than a few of them the share is
 # noise, and right after the start it is 0.
 _SHORTEST_S = 0.05
+# An idle machine's own work is a few percent; another training takes a third and more.
+_OTHERS = 0.15
 # Names of the package sensor in Linux' hwmon: Intel, AMD, Arm boards.
 _SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 
@@ -33,9 +35,11 @@ class HostProbe:
     Utilization is their processor time between two reads over what the usable cores could have
     given them: wall time x cores, less what other processes took. A process that shares busy cores
     is not idle for want of work, and other ranks of the same run are others here. What MindSpore's
-    workers spend in waiting loops is no work (`spinning.py`). Time of children
-    that ended in between is lost. Memory is their resident set (pages shared between
-    them count once each) against the machine's memory or the container's limit. Power: None.
+    workers spend in waiting loops is no work (`spinning.py`), unless others take more than
+    `_OTHERS` of the cores: then workers wait for one that has lost its core, and a larger batch
+    would not help. Time of children that ended in between is lost. Memory is their resident set
+    (pages shared between them count once each) against the machine's memory or the container's
+    limit. Power: None.
 
     Args:
         pid: Root of the process tree; None: this process.
@@ -76,14 +80,17 @@ class HostProbe:
         if now - self._read_time < _SHORTEST_S:
             return self._reading(None, memory_bytes)
         busy_s = _busy_s()
+        capacity_s = (now - self._read_time) * self._cores
         others_s = max(busy_s - self._busy_s - used_s, 0.0)
         # At least what was used: the two are counted in ticks and not at the same moment.
-        given_s = max((now - self._read_time) * self._cores - others_s, used_s)
+        given_s = max(capacity_s - others_s, used_s)
         idle_s = sum(
             total - self._waited_s.get(worker, total) for worker, total in waited_s.items()
         )
         self._cpu_s, self._busy_s, self._read_time = cpu_s, busy_s, now
         self._waited_s = waited_s
+        if others_s > _OTHERS * capacity_s:
+            idle_s = 0.0
         worked_s = max(used_s - idle_s, 0.0)
         return self._reading(worked_s / given_s if given_s > 0 else None, memory_bytes)
 

@@ -144,6 +144,22 @@ def test_a_worker_seen_late_counts_from_then_on(monkeypatch):
     assert probe.read().device_utilization == pytest.approx(0.1 / usable_cores(), abs=0.03)
 
 
+@pytest.mark.parametrize(("others", "worked"), [(0.1, 0.1), (0.3, 0.2)])
+def test_workers_that_wait_because_others_hold_the_cores_are_not_idle(monkeypatch, others, worked):
+    busy, waited, now = [0.0], {}, [0.0]
+    monkeypatch.setattr("mindtune.controller.device.host._busy_s", lambda: busy[0])
+    monkeypatch.setattr(
+        "mindtune.controller.device.host.WorkerThreads.waited_s", lambda self: dict(waited)
+    )
+    waited["7"] = 0.0
+    probe = HostProbe(clock=lambda: now[0])
+    burn(0.2)
+    now[0], waited["7"] = 1.0, 0.1
+    busy[0] = others * usable_cores() + 0.2
+    left = (1.0 - others) * usable_cores()
+    assert probe.read().device_utilization == pytest.approx(worked / left, abs=0.04)
+
+
 def test_memory_is_that_of_the_process_and_the_machine():
     block = bytearray(64 * 2**20)
     probe = HostProbe()
