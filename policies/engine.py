@@ -16,7 +16,7 @@ from mindtune.policies import detectors
 from mindtune.policies.arbiter import Arbitration
 from mindtune.policies.arbiter_state import ArbiterState
 from mindtune.policies.baselines import baseline_of, rearmed
-from mindtune.policies.decisions import Action
+from mindtune.policies.decisions import Action, SetClipNorm, SetSkipThreshold
 from mindtune.policies.detectors import DetectorState, DetectorThresholds
 from mindtune.policies.errors import PolicyError
 from mindtune.policies.facts import GradNormPriorLike, RunFacts
@@ -34,6 +34,7 @@ from mindtune.policies.table import POLICIES
 __all__ = ["Engine", "EngineState", "Restored", "StepResult", "build_engine"]
 
 _DETECTORS = "detectors"
+_GUARDS = frozenset({SetClipNorm.knob, SetSkipThreshold.knob})
 
 _Part = TypeVar("_Part")
 
@@ -197,6 +198,36 @@ class Engine:
             for knob, entry in arbiter.knobs.items()
         }
         return replace(arbiter, knobs=knobs)
+
+    def restorable(self, document: Any, knobs: Mapping[str, float]) -> dict[str, float]:
+        """Return which values of a saved run are to be set again in the training step.
+
+        All but those of guards (clip norm, skip threshold) whose policy does not act any more, or
+        whose state cannot be read: it would take the saved value for the user's own and leave it
+        where it is for ever.
+
+        Args:
+            document: What `EngineState.to_json` has written.
+            knobs: Name of a knob -> its value in the saved run.
+        """
+        stored = document.get("policies") if isinstance(document, Mapping) else None
+        parts = stored if isinstance(stored, Mapping) else {}
+        return {
+            knob: value
+            for knob, value in knobs.items()
+            if knob not in _GUARDS or self._goes_on(self._table.get(knob), parts)
+        }
+
+    def _goes_on(self, owner: tuple[str, KnobLimits] | None, parts: Mapping[str, Any]) -> bool:
+        """Return whether a knob's policy acts and goes on from its stored state."""
+        for seat in self.seats:
+            if owner is not None and seat.policy.name == owner[0] and seat.mode == "act":
+                try:
+                    from_json(type(seat.policy.init()), parts.get(owner[0]))
+                except PolicyError:
+                    return False
+                return True
+        return False
 
     def from_json(self, document: Any, facts: RunFacts) -> Restored:
         """Return the state that `EngineState.to_json` has written.

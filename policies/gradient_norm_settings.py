@@ -65,7 +65,7 @@ class GradientNormState:
     rescuing: int = 0
     """Steps for which an explosion in the cold start is still being answered."""
     cold: bool = False
-    """Whether the last trouble was one."""
+    """Whether any trouble so far was one."""
     level: float = 0.0
     """Median loss at the last cut of the rescue."""
     lowest: float = 0.0

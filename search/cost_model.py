@@ -70,12 +70,6 @@ class CostModel:
     """Parts by the knobs that decide them: most configs of a large space share theirs, and
     models of the same facts share this table."""
 
-    @property
-    def memory_limit(self) -> float | None:
-        """Bytes that a config may use; None: unknown, then memory rejects nothing."""
-        memory = self.facts.cluster.device_memory
-        return None if memory is None else memory * (self.facts.limits.memory_utilization or 1.0)
-
     def memory_parts(self, config: Config) -> MemoryParts | None:
         """Return the formula's parts of a complete config on its worst stage."""
         stages = self._parts(config)[0]

@@ -6,12 +6,14 @@ import pytest
 
 
 def pytest_configure():
-    """Let tests of Ctrl-C hold where a shell has started the tests in its background.
+    """Let tests of Ctrl-C and of a terminal's end hold in a shell's background and under nohup.
 
-    There SIGINT is ignored, and every program started from here would inherit that.
+    There SIGINT or SIGHUP is ignored, and every program started from here would inherit that.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def cost(item):

@@ -200,7 +200,7 @@ class _Sender:
         if with_will and self._will is not None:
             self.start(self._will)
         end_s = time.monotonic() + END_DEADLINE_S
-        for done in self._last.values():
+        for done in list(self._last.values()):
             done.wait(max(0.0, end_s - time.monotonic()))
         with self._writing:
             # Threads that still wait for a server would keep the process.

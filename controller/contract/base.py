@@ -168,7 +168,8 @@ def _line(detail: ErrorDetails, model: type[BaseModel], beside: tuple[str, ...])
         )
     if "but got" in message:
         return _cut(f"{where} {message}")
-    if isinstance(detail["input"], dict):  # a whole section says nothing as a value
+    # A whole section says nothing as a value, but for the kind in it.
+    if isinstance(detail["input"], dict) and detail["type"] != "fault_kind":
         return _cut(f"{where}: {message}")
     return _cut(f"{where}: {message}, but got {detail['input']!r}")
 

@@ -208,7 +208,7 @@ class UpdateStepActuators:
                     self._values[_SPLIT] = value
                 else:
                     self.apply(KNOBS[name](value))  # type: ignore[arg-type] # of float knobs
-            except ConfigError as error:
+            except (ConfigError, OverflowError, ValueError) as error:
                 _LOGGER.warning("%s of the saved run is left out: %s", name, error)
 
     def _parts(self, micro_batch_size: int) -> int:

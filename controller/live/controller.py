@@ -19,6 +19,7 @@ from mindtune.controller.contract import DecisionRecord
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.actuators import Actuators
 from mindtune.controller.live.snapshots import Snapshots
+from mindtune.controller.live.state import ControllerState
 from mindtune.controller.records.recorder import Recorder
 from mindtune.policies.decisions import (
     GUARDS,
@@ -92,6 +93,10 @@ class LiveController:
     def take_over(self, facts: RunFacts) -> None:
         """Put to rest what manages the acting policies' knobs otherwise, before the first step."""
         self._actuators.take_over(self._engine.owned_knobs(facts))
+
+    def restore(self, saved: ControllerState) -> None:
+        """Set again what a saved run had set, as far as somebody will move it."""
+        self._actuators.restore(self._engine.restorable(saved.engine, saved.knobs))
 
     def start(self, facts: RunFacts, *, saved: Mapping[str, Any] | None = None) -> bool:
         """Begin with what holds for the whole run, or go on with a saved state of the engine.

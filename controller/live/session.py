@@ -132,9 +132,8 @@ class LiveSession:
         if resumed is not None:
             self._resumed = resumed
             self.step = resumed.step
-            self._adapter.actuators.restore(resumed.knobs)
-        # Not with the controller's start, which comes after a step: the training step's own rule
-        # would have moved the loss scale in it.
+            self.controller.restore(resumed)
+        # Before the first step: its own rule would move the loss scale in it.
         self.controller.take_over(self._facts())
         if self._adapter.snapshots is not None:
             saved = None if resumed is None else resumed.snapshots
@@ -237,9 +236,10 @@ class LiveSession:
 
     def keep_state(self) -> None:
         """Keep the controller's state beside the checkpoint of the weights as they are now."""
+        state = self.state()  # on every rank: it also keeps the earlier states that it names
         if self._recorder is not None and self.controller.engine_state is not None:
             with self._recorder.surviving("the controller's state"):
-                save_state(self._recorder.folder.state, self.state())
+                save_state(self._recorder.folder.state, state)
 
     def state(self) -> ControllerState:
         """Return what a resumed run goes on with."""

@@ -223,7 +223,8 @@ class Snapshots:
         for step in reversed(steps):
             try:
                 return step, self._storage.load(step), ""
-            except ConfigError as error:  # noqa: PERF203 - at most `keep` of them
+            # A rank that raised here would leave the others waiting for its answer.
+            except Exception as error:  # noqa: BLE001, PERF203 - at most `keep` of them
                 problem = str(error)
                 _LOGGER.warning("the state of step %d cannot be used: %s", step, error)
         return _NOTHING, None, problem

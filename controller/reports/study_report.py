@@ -72,8 +72,8 @@ def _values(summary: StudySummary) -> Section | None:
             best=t.number == summary.winner, base=t.number == 0,
         )
         for t in summary.trials
-        # A trial that was stopped early has a value of its first steps only.
-        if t.value is not None and t.outcome != "pruned"
+        # A trial that was stopped early has a value of its first steps only, until confirmed.
+        if t.value is not None and (t.outcome != "pruned" or t.confirmed)
     ]  # fmt: skip
     if not points:
         return None

@@ -54,7 +54,8 @@ def export(study_dir: Path, *, out: Path, trial: int | None = None) -> BestConfi
             f"{len(summary.trials)} did; see the messages in {folder.summary}."
         )
     chosen = summary.trial(number)
-    if chosen.outcome != "ok":
+    # A winner was confirmed, though the search itself may have stopped it early.
+    if chosen.outcome != "ok" and number != summary.winner:
         raise ConfigError(
             f"trial {number} must have ended ok to be exported, but it is {chosen.outcome}: "
             f"{chosen.message}"

@@ -285,9 +285,9 @@ class SearchLoop:
             number: [launch for launch in state.launches[number] if launch.repeat > 0]
             for number in (BASE, *state.leaders)
         }
-        state.verdicts = judge_convergence(
-            launches, samples_per_step=study.training.global_batch_size
-        )
+        found = judge_convergence(launches, samples_per_step=study.training.global_batch_size)
+        # Who is out stays out, though more seeds of the base may widen its band.
+        state.verdicts = {**found, **state.verdicts}
 
     def _why_out(self, number: int) -> str:
         measurements = [entry for entry in self.state.measurements(number) if entry.repeat > 0]

@@ -108,6 +108,9 @@ def update(
         leapt, leap = judge_leap(observation, loss, interval, judgement.armed, leap, thresholds)
         jumped, rate_jump = judge_rate_jump(observation, loss, judgement, rate_jump, thresholds)
         found, trend = judge_trend(observation, loss, judgement, trend, thresholds)
+        if exploded and exploded[0].severity is Severity.INFO:
+            # A note hides nothing that is worse.
+            findings, exploded = findings + exploded, ()
         findings += exploded or leapt or jumped or found
         loss_flagged = bool(judgement.held)
         if loss_flagged:

@@ -17,7 +17,7 @@ from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.layout import ParallelLayout
 from mindtune.controller.live.model_signals import ModelSignals
 from mindtune.controller.live.packed import NUM_HOST_SIGNALS
-from mindtune.controller.live.ranks import JobRank, equal_on_all_ranks
+from mindtune.controller.live.ranks import JobRank, numbers_of_all_ranks
 from mindtune.controller.live.sensors import StepSignals
 from mindtune.controller.live.snapshot_storage import MemoryStorage, changed_by_updates
 from mindtune.controller.live.snapshots import Snapshots
@@ -118,7 +118,7 @@ def returned(step):
     place = JobRank(get_rank(), WORLD)
     storage = MemoryStorage(changed_by_updates(step))
     snapshots = Snapshots(
-        storage, every=8, keep=2, ranks_agree=lambda number: equal_on_all_ranks(number, place)
+        storage, every=8, keep=2, of_all_ranks=lambda number: numbers_of_all_ranks(number, place)
     )
     snapshots.begin(10)
     before = state(step), residual(step)

@@ -370,6 +370,20 @@ def test_the_copies_are_part_of_the_state(run):
     assert (snapshots.healthy, weights.value) == ((0,), 0.0)
 
 
+@pytest.mark.parametrize("records", [True, False])
+def test_a_rank_without_records_keeps_the_copies_of_a_checkpoint_too(run, records):
+    weights = Weights()
+    made = run(scripted({}), snapshots=Snapshots(weights, every=8, keep=2), records=records)
+    losses = [2.0 + 0.01 * (step % 5) for step in range(80)]
+    made.train(*losses[:30])
+    made.session.saved()
+    named = set(weights.copies)
+    assert len(named) == 2
+    made.train(*losses[30:])
+    # Later ones have taken their place, but a run resumed from the checkpoint finds them.
+    assert named < set(weights.copies)
+
+
 def test_the_micro_batch_is_split_at_a_fixed_global_batch(run):
     made = run(scripted({3: (SetMicroBatch(2),), 5: (SetBatchSize(16),)})).train(*[2.0] * 7)
     state = made.session.state()

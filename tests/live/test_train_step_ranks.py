@@ -128,8 +128,12 @@ def test_ranks_return_together_or_not_at_all(ranks, compression):
         assert returned["left"] == returned["position"]
         # What compression held back, which differs by rank, goes back as well.
         assert returned["residual"]
-        own = "none" if rank == 1 else "step 10"
-        assert f"hold different earlier states (this one: {own})" in returned["refused"]
+        why = (
+            "the state of step 10 is no longer in memory"
+            if rank == 1
+            else "hold no earlier state in common (the newest of this one: step 10)"
+        )
+        assert why in returned["refused"]
         assert returned["unchanged"]
     assert ranks[0][compression]["returned"]["state"] == ranks[1][compression]["returned"]["state"]
 

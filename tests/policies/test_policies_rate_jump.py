@@ -97,3 +97,10 @@ def test_the_loss_has_eight_steps_to_answer():
             loss_of=lambda step, late=late: 6.0 if step == 100 + late else 3.0,
         )
         assert bool(jumps(rows)) is named
+
+
+def test_a_note_of_the_cold_start_hides_no_jump():
+    rows = schedule(lambda step: 1e-4 if step < 40 else 3e-3, loss_of=lambda step: 3.0, count=60)
+    for row in rows[40:44]:
+        row["loss"] = 30.0
+    assert jumps(rows)[0].step == 41

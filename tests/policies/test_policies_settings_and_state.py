@@ -255,3 +255,21 @@ def test_a_policy_that_was_added_since_starts_afresh() -> None:
 
 def test_feedback_knows_no_reach_by_default() -> None:
     assert Feedback().facts.reachable == frozenset()
+
+
+def test_a_guard_that_nobody_moves_any_more_is_not_set_again() -> None:
+    knobs = {"clip_norm": 1.0, "skip_threshold": 5.0, "learning_rate_scale": 0.25}
+    engine = build_engine({}, mode="act")
+    stored = json.loads(json.dumps(engine.init(FACTS).to_json()))
+    assert engine.restorable(stored, knobs) == knobs
+    # Its policy would take the old threshold for the user's own, and skip every update.
+    broken = {**stored, "policies": {**stored["policies"], "skip_update": {"from": "elsewhere"}}}
+    left = {"clip_norm": 1.0, "learning_rate_scale": 0.25}
+    assert engine.restorable(broken, knobs) == left
+    off = build_engine({"clipping": PolicySettings(enabled=False)}, mode="act")
+    assert off.restorable(stored, knobs) == {"skip_threshold": 5.0, "learning_rate_scale": 0.25}
+    for document in (None, {}, {"policies": 3}):
+        assert engine.restorable(document, knobs) == {"learning_rate_scale": 0.25}
+    assert build_engine({}, mode="observe").restorable(stored, knobs) == {
+        "learning_rate_scale": 0.25
+    }

@@ -217,8 +217,6 @@ def test_where_no_leader_learns_as_the_base_does_the_next_takes_its_place(tiny):
         space={"micro_batch_size": [1, 2, 4], "recompute": ["none"]},
         base={
             "training": {"micro_batch_size": 1, "recompute": False},
-            # The search stops 2-none early, since 4-none is so much faster.
-            "sleep": {"1-none": 0.01, "2-none": 0.05, "4-none": 0.01},
             "speed": {"1-none": 0.01, "2-none": 0.006, "4-none": 0.001},
         },
         trial={"confirm_steps": 20, "repeats": 2, "measure_steps": 16},
@@ -241,6 +239,13 @@ def test_where_no_leader_learns_as_the_base_does_the_next_takes_its_place(tiny):
     launches = len(tiny.log())
     assert run_study(tiny.study_file, tiny.out).summary.leaders == summary.leaders
     assert len(tiny.log()) == launches
+    # Had the search stopped it early for the leader that is out, it could win all the same.
+    path = tiny.out / "summary.json"
+    path.write_text(path.read_text().replace('"outcome": "ok"', '"outcome": "pruned"'))
+    best = export(tiny.out, out=tiny.folder / "best.yaml")
+    assert best.overrides["training.micro_batch_size"] == 2
+    with pytest.raises(ConfigError, match="must have ended ok to be exported"):
+        export(tiny.out, out=tiny.folder / "x.yaml", trial=0)
 
 
 def test_nothing_that_can_run_is_said_before_anything_is_written(tiny):
