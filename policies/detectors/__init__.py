@@ -194,7 +194,8 @@ def update(
 
 
 def _finite(value: float | None) -> float | None:
-    return value if value is not None and -LARGEST < value < LARGEST else None
+    # A whole number from a log becomes a float here, as it would be after a restart.
+    return float(value) if value is not None and -LARGEST < value < LARGEST else None
 
 
 def _hidden(observation: Observation, last_step: int) -> Finding:

@@ -6,7 +6,7 @@ import json
 import math
 import random
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mindtune.policies.detectors import DetectorState, update
@@ -91,6 +91,9 @@ NUMBERS = [name for name in SIGNAL_NAMES if name not in ("step", "phase", "run")
     rows=st.lists(st.dictionaries(st.sampled_from(NUMBERS), odd), min_size=1, max_size=12),
     repeats=st.integers(1, 40), gap=st.sampled_from([1, 1, 7, 10, -2, 0]),
 )  # fmt: skip
+@example(rows=[{"loss": 2**63}, {"loss": 1}], repeats=1, gap=1)
+@example(rows=[{"grad_norm": 2**63}, {"grad_norm": 1}], repeats=9, gap=1)
+@example(rows=[{"step_time_s": 2**63}, {"step_time_s": 1}], repeats=9, gap=1)
 def test_no_observation_raises_and_the_state_survives_json(rows, repeats, gap) -> None:
     state, step = DetectorState(), 1
     for row in rows * repeats:
