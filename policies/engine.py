@@ -34,7 +34,8 @@ from mindtune.policies.table import POLICIES
 __all__ = ["Engine", "EngineState", "Restored", "StepResult", "build_engine"]
 
 _DETECTORS = "detectors"
-_GUARDS = frozenset({SetClipNorm.knob, SetSkipThreshold.knob})
+_USERS_AS_WELL = frozenset({SetClipNorm.knob, SetSkipThreshold.knob})
+"""Knobs whose value may be the user's own, which their policies then leave alone."""
 
 _Part = TypeVar("_Part")
 
@@ -215,7 +216,7 @@ class Engine:
         return {
             knob: value
             for knob, value in knobs.items()
-            if knob not in _GUARDS or self._goes_on(self._table.get(knob), parts)
+            if knob not in _USERS_AS_WELL or self._goes_on(self._table.get(knob), parts)
         }
 
     def _goes_on(self, owner: tuple[str, KnobLimits] | None, parts: Mapping[str, Any]) -> bool:

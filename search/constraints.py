@@ -13,6 +13,7 @@ from mindtune.search.advice import ADVICE, advice
 from mindtune.search.conflict import Conflict, smallest_conflict
 from mindtune.search.cost_model import COST_KNOBS, CostModel, Prediction
 from mindtune.search.knobs import Config, knob_text
+from mindtune.search.rule import Check
 from mindtune.search.rules import RULES
 from mindtune.search.space import Space
 from mindtune.search.walk import walk
@@ -130,31 +131,21 @@ def check(space: Space, cost: CostModel | None = None) -> SpaceReport:
     judge = _Judge(space, model)
     feasible = [judge(config) for config in walk(space, model, RULES, rejected.add)]
     feasible.sort(key=lambda judged: judged[0])
+
+    def spoken(ask: Check, summary: str, example: Config | None) -> str:
+        return summary if example is None else ask(space.complete(example), model) or summary
+
     return SpaceReport(
         space=space,
         cost=model,
         total=space.total,
         rejected=tuple(
-            RuleCount(
-                rule.name,
-                count,
-                rule.summary
-                if example is None
-                else rule.check(space.complete(example), model) or rule.summary,
-                example,
-            )
+            RuleCount(rule.name, count, spoken(rule.check, rule.summary, example), example)
             for rule, count, example in rejected.rows(RULES)
         ),
         configs=tuple(entry for _, entry in feasible),
         advice=tuple(
-            RuleCount(
-                soft.name,
-                count,
-                soft.summary
-                if example is None
-                else soft.advise(space.complete(example), model) or soft.summary,
-                example,
-            )
+            RuleCount(soft.name, count, spoken(soft.advise, soft.summary, example), example)
             for soft, count, example in judge.spoken.rows(ADVICE)
         ),
     )
