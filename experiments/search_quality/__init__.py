@@ -1,0 +1,1 @@
+"""How few trials a search needs, side by side with other samplers."""
