@@ -1,0 +1,1 @@
+"""Clusters that exist only as formulas, with effects that no cost model knows."""
