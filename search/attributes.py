@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CONFIG", "KEY", "MEMORY", "OUTCOME", "REASON", "RETRY_OF", "STEP_TIME"]
+__all__ = ["CONFIG", "KEY", "MEMORY", "OUTCOME", "REASON", "RETRY_OF", "STEP_TIME", "WALL"]
 
 CONFIG = "config"
 """Of a trial: its knobs, as proposed."""
@@ -18,3 +18,5 @@ MEMORY = "peak_memory_bytes"
 """Of a trial: measured peak of the worst rank; calibrates the cost model."""
 STEP_TIME = "step_time_s"
 """Of a trial: median step time; calibrates the cost model."""
+WALL = "wall_s"
+"""Of a trial: seconds that it took, start and compilation included: what a further one costs."""

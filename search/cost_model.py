@@ -21,7 +21,7 @@ from mindtune.search.time_model import TimeParts, TimeRates, time_parts
 
 __all__ = [
     "COST_KNOBS", "MEMORY_NOISE", "TIME_NOISE", "TRUSTED", "CostModel", "Measurement",
-    "Prediction", "calibrate",
+    "Prediction", "Usual", "calibrate",
 ]  # fmt: skip
 
 COST_KNOBS = (
@@ -51,6 +51,31 @@ class Measurement:
     step_time_s: float | None = None
 
 
+_TIME_SPREADS = TimeRates(
+    compute=0.24, attention=0.7, traffic=0.7, near_exchange=0.8, far_exchange=0.5, context=0.8,
+    pipeline=0.8, expert=1.1, launch=0.7, synchronization=0.7, pipelined_synchronization=1.0,
+    message=1.1, stall=2.5, sharded_stall=2.5, near_gradients=0.9, far_gradients=1.0,
+    optimizer=1.0, step=1.1,
+)  # fmt: skip
+_MEMORY_SPREADS = MemoryRates(
+    states=0.04, buffers=1.0, activations=0.24, gathered=1.2, logits=0.46, fixed=0.76
+)
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What the rates usually are, before any trial, and how widely trainings differ.
+
+    The defaults are what experiments/model_accuracy learns from all its tables.
+    """
+
+    memory: MemoryRates = field(default_factory=MemoryRates)
+    time: TimeRates = field(default_factory=TimeRates)
+    memory_spreads: MemoryRates = _MEMORY_SPREADS
+    """Standard deviations of the rates' logarithms between trainings."""
+    time_spreads: TimeRates = _TIME_SPREADS
+
+
 _Parts = tuple[tuple[MemoryParts, ...] | None, TimeParts | None]
 """Memory of the stages that can be the worst, and time; None: unknown."""
 
@@ -64,6 +89,8 @@ class CostModel:
     time_rates: TimeRates = field(default_factory=TimeRates)
     calibrated_by: int = 0
     """Measurements behind the corrections; 0: formulas alone."""
+    usual: Usual = field(default_factory=Usual)
+    """Where calibration starts from."""
     _known: dict[tuple[KnobValue | None, ...], _Parts] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
@@ -72,16 +99,17 @@ class CostModel:
 
     def memory_parts(self, config: Config) -> MemoryParts | None:
         """Return the formula's parts of a complete config on its worst stage."""
-        stages = self._parts(config)[0]
+        stages = self.parts(config)[0]
         if stages is None:
             return None
         return max(stages, key=lambda parts: parts.total(self.memory_rates))
 
     def time_parts(self, config: Config) -> TimeParts | None:
         """Return the formula's parts of a complete config."""
-        return self._parts(config)[1]
+        return self.parts(config)[1]
 
-    def _parts(self, config: Config) -> _Parts:
+    def parts(self, config: Config) -> _Parts:
+        """Return both formulas' parts of a complete config, remembered; None: unknown."""
         key = tuple(map(config.get, COST_KNOBS))
         known = self._known.get(key)
         if known is None:
@@ -94,7 +122,7 @@ class CostModel:
 
         Rates are positive, so it cannot fall below what states alone take.
         """
-        stages = self._parts(config)[0]
+        stages = self.parts(config)[0]
         if stages is None:
             return None
         return max([parts.total(self.memory_rates) for parts in stages])
@@ -132,17 +160,6 @@ class CostModel:
         return model.step_flops(tokens) / (step_time_s * cluster.peak_flops * cluster.num_devices)
 
 
-_TIME_SPREADS = TimeRates(
-    compute=0.24, attention=0.7, traffic=0.7, near_exchange=0.8, far_exchange=0.5, context=0.8,
-    pipeline=0.8, expert=1.1, launch=0.7, synchronization=0.7, pipelined_synchronization=1.0,
-    message=1.1, stall=2.5, sharded_stall=2.5, near_gradients=0.9, far_gradients=1.0,
-    optimizer=1.0, step=1.1,
-)  # fmt: skip
-_MEMORY_SPREADS = MemoryRates(
-    states=0.04, buffers=1.0, activations=0.24, gathered=1.2, logits=0.46, fixed=0.76
-)
-"""Standard deviations of the rates' logarithms between trainings; like the rates' defaults, their
-means, they are what experiments/model_accuracy learns from all its tables."""
 TIME_NOISE, MEMORY_NOISE = 0.1, 0.05
 """Relative errors of a calibrated formula, by the same experiment."""
 TRUSTED = 2.0
@@ -155,25 +172,27 @@ def calibrate(model: CostModel, measurements: Sequence[Measurement]) -> CostMode
     What a trial did not measure is left out: a crashed one is no evidence of 0 bytes. Where the
     machine's speed is unknown, only memory is calibrated.
     """
-    plain = CostModel(model.facts)
     stages, memories, steps, times = [], [], [], []
     for seen in measurements:
-        own, parts = model._parts(seen.config)  # noqa: SLF001 - the same module
+        own, parts = model.parts(seen.config)
         if own is not None and _is_measured(seen.memory_bytes):
             stages.append(own)
             memories.append(seen.memory_bytes)
         if parts is not None and parts.amounts is not None and _is_measured(seen.step_time_s):
             steps.append(parts)
             times.append(seen.step_time_s)
-    memory_rates, time_rates = plain.memory_rates, plain.time_rates
+    usual = model.usual
+    memory_rates, time_rates = usual.memory, usual.time
     if memories:
         forecast = memory_forecast(stages)
-        memory_rates = _fitted(forecast, memories, memory_rates, _MEMORY_SPREADS, MEMORY_NOISE)
+        memory_rates = _fitted(
+            forecast, memories, usual.memory, usual.memory_spreads, MEMORY_NOISE
+        )
     if times:
         forecast = time_forecast(steps)
-        time_rates = _fitted(forecast, times, time_rates, _TIME_SPREADS, TIME_NOISE)
+        time_rates = _fitted(forecast, times, usual.time, usual.time_spreads, TIME_NOISE)
     found = replace(
-        plain,
+        model,
         memory_rates=memory_rates,
         time_rates=time_rates,
         calibrated_by=max(len(times), len(memories)),

@@ -1,10 +1,9 @@
-"""Configs as points: one coordinate per knob, so that likeness of configs is a number."""
+"""Configs as points: one place per knob, so that likeness of configs is a number."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,27 +11,19 @@ from numpy.typing import NDArray
 from mindtune.search.history import memory_need
 from mindtune.search.knobs import KnobValue
 
-__all__ = ["Encoding", "Flags", "Floats", "Points"]
+__all__ = ["Encoding", "Flags", "Floats", "Places"]
 
 _ATTENTION_ALONE = 0.9
 """Place of selective recomputation between none at 1 and full at 0: it adds a few percent."""
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Points:
-    """Coordinates of configs, one row each, one column per knob."""
-
-    coordinates: Floats
-
-    def __len__(self) -> int:
-        return len(self.coordinates)
+Places = NDArray[np.int16]
+"""Configs by the places of their values among the choices: one row each, one column per knob."""
 
 
 class Encoding:
-    """Maps configs to points of the knobs that vary.
+    """Maps configs to places of the knobs that vary, and places to distances.
 
     Numbers lie on a logarithmic axis and recomputation on the axis of its share, both scaled to
     0..1; any other knob's values are equally far apart.
@@ -40,36 +31,31 @@ class Encoding:
 
     def __init__(self, choices: Mapping[str, Sequence[KnobValue]]) -> None:
         self.names = tuple(name for name, values in choices.items() if len(values) > 1)
-        self._axes = [_axis(name, choices[name]) for name in self.names]
-        self.is_ordered = np.array([ordered for _, ordered in self._axes], dtype=bool)
+        self._places = [{v: i for i, v in enumerate(choices[name])} for name in self.names]
+        axes = [_axis(name, choices[name]) for name in self.names]
+        self.is_ordered = tuple(axis is not None for axis in axes)
         """Per knob: whether distances along the axis mean anything."""
+        self.gaps = tuple(
+            1.0 - np.eye(len(places)) if axis is None else np.abs(axis[:, None] - axis[None, :])
+            for places, axis in zip(self._places, axes, strict=True)
+        )
+        """Per knob: distance 0..1 of any two of its values."""
 
-    def points(self, configs: Sequence[Mapping[str, KnobValue]]) -> Points:
+    def places(self, configs: Sequence[Mapping[str, KnobValue]]) -> Places:
         """Return one row per config."""
-        rows = np.empty((len(configs), len(self.names)))
-        for column, name in enumerate(self.names):
-            axis, _ = self._axes[column]
-            rows[:, column] = [axis[config[name]] for config in configs]
-        return Points(rows)
-
-    def distances(self, a: Points, b: Points) -> Floats:
-        """Return the distance per knob, of shape (knobs, len(a), len(b)), each 0..1."""
-        gaps = np.abs(a.coordinates.T[:, :, None] - b.coordinates.T[:, None, :])
-        unordered = ~self.is_ordered
-        gaps[unordered] = (gaps[unordered] > 0).astype(float)
-        return np.asarray(gaps)
+        rows = np.empty((len(configs), len(self.names)), dtype=np.int16)
+        for column, (name, places) in enumerate(zip(self.names, self._places, strict=True)):
+            rows[:, column] = [places[config[name]] for config in configs]
+        return rows
 
 
-def _axis(name: str, values: Sequence[KnobValue]) -> tuple[dict[KnobValue, float], bool]:
+def _axis(name: str, values: Sequence[KnobValue]) -> Floats | None:
     positions = [_position(name, value) for value in values]
     known = [position for position in positions if position is not None]
     if len(known) < len(values):
-        return {value: float(index) for index, value in enumerate(values)}, False
+        return None
     low, high = min(known), max(known)
-    span = (high - low) or 1.0
-    return {
-        value: (position - low) / span for value, position in zip(values, known, strict=True)
-    }, True
+    return (np.array(known) - low) / ((high - low) or 1.0)
 
 
 def _position(name: str, value: KnobValue) -> float | None:

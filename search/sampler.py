@@ -5,13 +5,17 @@ failure rules out for certain, and is deterministic: the same seed, space and tr
 proposal, in a resumed study too. Every step it asks a Gaussian process, whose prior mean is the
 cost model's order, for the config with the largest expected improvement of log(value), weighted
 by the probability that it runs at all. Trials that are still running count with the value that
-is expected of them, so that parallel workers spread out.
+is expected of them, so that parallel workers spread out; those that were stopped early with what
+is expected at or below the value that they had then.
+
+In its staged mode it changes one thing of the best config at a time, in the order of `STAGES`, as
+long as that is expected to be worth a trial.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,21 +27,31 @@ from optuna.trial import FrozenTrial, TrialState
 from mindtune.search.attributes import OUTCOME
 from mindtune.search.baseline import choose_baseline
 from mindtune.search.constraints import SpaceReport
-from mindtune.search.encoding import Encoding, Floats, Points
+from mindtune.search.encoding import Floats, Places
 from mindtune.search.errors import SearchError, SpaceExhaustedError
 from mindtune.search.history import Attempt
 from mindtune.search.knobs import Config
-from mindtune.search.remaining import Remaining
-from mindtune.search.surrogate import expected_improvement, fit_posterior, probability_ok
+from mindtune.search.ranking import Indices, Ranking, choices
+from mindtune.search.stages import changes_one_thing
+from mindtune.search.surrogate import (
+    expected_below,
+    expected_improvement,
+    fit_posterior,
+    probability_ok,
+)
 
 __all__ = ["SAMPLERS", "GuidedSampler", "attempts", "make_sampler", "parameters"]
 
-SAMPLERS = ("guided", "tpe", "random")
-"""Samplers by name; all but `guided` may propose infeasible configs, which are never run."""
+SAMPLERS = ("guided", "staged", "tpe", "random")
+"""Samplers by name; `tpe` and `random` may propose infeasible configs, which are never run."""
 
 _MAX_ASKED = 2048
 """Candidates judged per proposal; of larger spaces the best predicted, a random part and the
 neighbours of the best trials."""
+_WORTH = 0.01
+"""Expected gain, in log(value), from which on a single change is tried in the staged mode."""
+_NO_BOUND = 1e3
+"""log(value) that no value reaches."""
 _BY_STATE = {
     TrialState.WAITING: "waiting",
     TrialState.RUNNING: "running",
@@ -57,11 +71,7 @@ def parameters(report: SpaceReport) -> dict[str, BaseDistribution]:
 
     Optuna forbids to change the choices of a parameter within a study.
     """
-    baseline = choose_baseline(report).config
-    return {
-        name: CategoricalDistribution(tuple(dict.fromkeys((*values, baseline[name]))))
-        for name, values in report.space.choices.items()
-    }
+    return {name: CategoricalDistribution(values) for name, values in choices(report).items()}
 
 
 def make_sampler(name: str, report: SpaceReport, *, seed: int) -> BaseSampler:
@@ -70,8 +80,8 @@ def make_sampler(name: str, report: SpaceReport, *, seed: int) -> BaseSampler:
     Raises:
         SearchError: if there is none of that name.
     """
-    if name == "guided":
-        return GuidedSampler(report, seed=seed)
+    if name in ("guided", "staged"):
+        return GuidedSampler(report, seed=seed, is_staged=name == "staged")
     if name == "tpe":
         return TPESampler(seed=seed)
     if name == "random":
@@ -102,27 +112,16 @@ def attempts(trials: Sequence[FrozenTrial], names: Sequence[str]) -> list[Attemp
 class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by mypy
     """The study's own sampler; see the module's theory of operation."""
 
-    def __init__(self, report: SpaceReport, *, seed: int = 0) -> None:
+    def __init__(self, report: SpaceReport, *, seed: int = 0, is_staged: bool = False) -> None:
         self._seed = seed
+        self._is_staged = is_staged
         self._parameters = parameters(report)
         self._baseline = choose_baseline(report).config
-        self.use(report)
+        self._ranking = Ranking(report)
 
-    def use(self, report: SpaceReport) -> None:
-        """Take over a report of the same space whose cost model has learnt since."""
-        self._report = report
-        self._space = report.space
-        self._remaining = Remaining(report)
-        self._configs = self._remaining.configs
-        self._encoding = Encoding(
-            {
-                name: distribution.choices
-                for name, distribution in self._parameters.items()
-                if isinstance(distribution, CategoricalDistribution)
-            }
-        )
-        self._points = self._encoding.points(self._configs)
-        self._log_cost = self._costs(self._configs)
+    def use(self, ranking: Ranking) -> None:
+        """Share a ranking of the same space, which somebody else lets learn."""
+        self._ranking = ranking
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
@@ -146,7 +145,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
                 "the guided sampler maximises or minimises one value, but the study has "
                 f"{len(study.directions)} directions."
             )
-        tried = attempts(study.get_trials(deepcopy=False), self._space.knobs)
+        tried = attempts(study.get_trials(deepcopy=False), self._ranking.space.knobs)
         sign = 1.0 if study.direction == StudyDirection.MAXIMIZE else -1.0
         config = self.propose(tried, number=trial.number, sign=sign)
         if config is None:
@@ -181,71 +180,129 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
             number: Of the trial to come; together with the seed it fixes all randomness.
             sign: 1 for values to maximise, -1 for values to minimise.
         """
-        open_indices = self._remaining.indices(tried)
-        if not open_indices:
+        open_indices = self._ranking.untried(tried)
+        if not len(open_indices):
             return None
-        measured = [a for a in tried if a.value is not None and 0 < a.value < math.inf]
-        asked = self._asked(open_indices, measured, number, sign)
-        points = Points(self._points.coordinates[asked])
-        weight = self._chance(tried, points)
+        measured = _measured(tried, sign)
         if not measured:
             # Nothing to learn from yet: the best predicted config that is likely to run.
-            gain = np.exp(-(self._log_cost[asked] - self._log_cost[asked].min()))
-            return self._configs[asked[int(np.argmax(gain * weight))]]
-        gain = self._gain(tried, measured, points, self._log_cost[asked], sign)
-        return self._configs[asked[int(np.argmax(gain * weight))]]
+            asked = open_indices[:_MAX_ASKED]
+            log_cost = self._ranking.log_costs[asked]
+            promise = np.exp(log_cost.min() - log_cost) * self._chance(tried, asked)
+            return self._best(asked, promise)
+        if self._is_staged:
+            for asked in self._stages(open_indices, measured[0].config):
+                gain = self._gain(tried, asked, sign)
+                if gain.max() >= _WORTH:
+                    return self._best(asked, gain)
+        asked = self._asked(open_indices, measured, number)
+        return self._best(asked, self._gain(tried, asked, sign))
 
-    def _gain(
-        self,
-        tried: Sequence[Attempt],
-        measured: Sequence[Attempt],
-        asked: Points,
-        asked_log_cost: Floats,
-        sign: float,
-    ) -> Floats:
-        """Return the expected improvement of each asked config."""
-        configs = [attempt.config for attempt in measured]
-        log_values = np.array([sign * math.log(attempt.value or 1.0) for attempt in measured])
-        running = [attempt.config for attempt in tried if attempt.outcome == "running"]
-        points, log_cost = self._encoding.points(configs), self._costs(configs)
-        if running:
+    def largest_gain(
+        self, tried: Sequence[Attempt], *, number: int, sign: float = 1.0
+    ) -> float | None:
+        """Return what the most promising untried config is expected to gain, in log(value).
+
+        None: nothing is known, or nothing is left.
+        """
+        open_indices = self._ranking.untried(tried)
+        measured = _measured(tried, sign)
+        if not len(open_indices) or not measured:
+            return None
+        return float(self._gain(tried, self._asked(open_indices, measured, number), sign).max())
+
+    def _best(self, asked: Indices, scores: Floats) -> Config:
+        return self._ranking.configs[int(asked[np.argmax(scores)])]
+
+    def _gain(self, tried: Sequence[Attempt], asked: Indices, sign: float) -> Floats:
+        """Return the expected improvement of each asked config, weighted by its chance to run.
+
+        Needs a measured attempt.
+        """
+        encoding = self._ranking.encoding
+        measured = [attempt for attempt in tried if _is_measured(attempt)]
+        log_values = _log_values(measured, sign)
+        places, log_cost = self._known(measured)
+        # Running ones are believed to come to what is expected, stopped ones to no more than the
+        # value at which they were stopped.
+        running = [attempt for attempt in tried if attempt.outcome == "running"]
+        stopped = [attempt for attempt in tried if _is_bound(attempt)]
+        believed = [*running, *stopped]
+        if believed:
+            believed_places, believed_cost = self._known(believed)
             guess = fit_posterior(
-                self._encoding, points, log_values, self._encoding.points(running),
-                tried_log_cost=log_cost, asked_log_cost=self._costs(running),
+                encoding, places, log_values, believed_places,
+                tried_log_cost=log_cost, asked_log_cost=believed_cost,
             )  # fmt: skip
-            configs += running
-            log_values = np.concatenate([log_values, guess.mean])
-            points, log_cost = self._encoding.points(configs), self._costs(configs)
+            bounds = np.full(len(believed), np.inf)
+            bounds[len(running) :] = _log_values(stopped, sign)
+            expected = np.where(
+                np.isinf(bounds), guess.mean, expected_below(guess, np.minimum(bounds, _NO_BOUND))
+            )
+            log_values = np.concatenate([log_values, expected])
+            places = np.concatenate([places, believed_places])
+            log_cost = np.concatenate([log_cost, believed_cost])
         posterior = fit_posterior(
-            self._encoding, points, log_values, asked,
-            tried_log_cost=log_cost, asked_log_cost=asked_log_cost,
+            encoding, places, log_values, self._ranking.places[asked],
+            tried_log_cost=log_cost, asked_log_cost=self._ranking.log_costs[asked],
         )  # fmt: skip
-        return expected_improvement(posterior)
+        return expected_improvement(posterior) * self._chance(tried, asked)
 
-    def _chance(self, tried: Sequence[Attempt], points: Points) -> Floats:
-        """Return the probability that each point runs at all."""
+    def _chance(self, tried: Sequence[Attempt], asked: Indices) -> Floats:
+        """Return the probability that each asked config runs at all."""
         judged = [a for a in tried if a.outcome not in _NO_VERDICT or a.value is not None]
-        succeeded = np.array([a.value is not None and a.value > 0 for a in judged], dtype=bool)
-        known = self._encoding.points([attempt.config for attempt in judged])
-        return probability_ok(self._encoding, known, succeeded, points)
+        succeeded = np.array([(a.value or 0.0) > 0 for a in judged], dtype=bool)
+        known = self._ranking.encoding.places([attempt.config for attempt in judged])
+        return probability_ok(
+            self._ranking.encoding, known, succeeded, self._ranking.places[asked]
+        )
 
-    def _asked(
-        self, open_indices: list[int], measured: Sequence[Attempt], number: int, sign: float
-    ) -> list[int]:
+    def _asked(self, open_indices: Indices, measured: Sequence[Attempt], number: int) -> Indices:
         """Return the candidates worth judging, best predicted first."""
         if len(open_indices) <= _MAX_ASKED:
             return open_indices
         half = _MAX_ASKED // 2
-        chosen = set(open_indices[:half])
         draw = np.random.default_rng([self._seed, number])
-        chosen.update(draw.choice(open_indices, half // 2, replace=False).tolist())
-        best = sorted(measured, key=lambda attempt: -sign * (attempt.value or 0.0))[:5]
-        open_points = self._points.coordinates[open_indices]
-        for own in self._encoding.points([attempt.config for attempt in best]).coordinates:
-            near = np.flatnonzero((open_points != own).sum(axis=1) <= 2)
-            chosen.update(open_indices[index] for index in near[: half // 10])
-        return sorted(chosen)
+        at = [np.arange(half), draw.choice(len(open_indices), half // 2, replace=False)]
+        open_places = self._ranking.places[open_indices]
+        for own in self._ranking.encoding.places([a.config for a in measured[:5]]):
+            near = np.flatnonzero((open_places != own).sum(axis=1) <= 2)
+            at.append(near[: half // 10])
+        return np.asarray(open_indices[np.unique(np.concatenate(at))])
 
-    def _costs(self, configs: Sequence[Config]) -> Floats:
-        costs = [self._report.cost.relative_cost(self._space.complete(c)) for c in configs]
-        return np.array([0.0 if cost is None else math.log(cost) for cost in costs])
+    def _stages(self, open_indices: Indices, best: Config) -> Iterator[Indices]:
+        """Yield the candidates of each stage that change one thing of the best config."""
+        encoding = self._ranking.encoding
+        own = encoding.places([best])[0]
+        differs = self._ranking.places[open_indices] != own
+        for at in changes_one_thing(encoding.names, differs):
+            if at.any():
+                yield open_indices[np.flatnonzero(at)[:_MAX_ASKED]]
+
+    def _known(self, known: Sequence[Attempt]) -> tuple[Places, Floats]:
+        """Return places and predicted costs of attempts."""
+        configs = [attempt.config for attempt in known]
+        return self._ranking.encoding.places(configs), self._ranking.log_cost(configs)
+
+
+def _is_measured(attempt: Attempt) -> bool:
+    """Whether an attempt came to a value of its own; 0 is a failure."""
+    return attempt.outcome not in ("pruned", "running") and _is_usable(attempt.value)
+
+
+def _is_bound(attempt: Attempt) -> bool:
+    return attempt.outcome == "pruned" and _is_usable(attempt.value)
+
+
+def _is_usable(value: float | None) -> bool:
+    return value is not None and 0 < value < math.inf
+
+
+def _measured(tried: Sequence[Attempt], sign: float) -> list[Attempt]:
+    """Return the measured attempts, best first."""
+    found = [attempt for attempt in tried if _is_measured(attempt)]
+    return sorted(found, key=lambda attempt: -sign * (attempt.value or 0.0))
+
+
+def _log_values(known: Sequence[Attempt], sign: float) -> Floats:
+    return np.array([sign * math.log(attempt.value or 1.0) for attempt in known])

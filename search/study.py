@@ -13,11 +13,13 @@ from __future__ import annotations
 import json
 import math
 import random
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import optuna
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mindtune.search.attributes import (
@@ -28,16 +30,18 @@ from mindtune.search.attributes import (
     REASON,
     RETRY_OF,
     STEP_TIME,
+    WALL,
 )
 from mindtune.search.baseline import Baseline, choose_baseline
-from mindtune.search.constraints import NOT_LISTED, SpaceReport, check, first_failure
+from mindtune.search.constraints import NOT_LISTED, SpaceReport, first_failure
 from mindtune.search.cost_model import Measurement, Prediction, calibrate
 from mindtune.search.errors import SearchError, SpaceExhaustedError
 from mindtune.search.history import Attempt, infer
 from mindtune.search.knobs import Config
-from mindtune.search.remaining import Remaining
+from mindtune.search.ranking import Ranking
 from mindtune.search.repeats import Repeat, add_repeat, repeats
 from mindtune.search.sampler import GuidedSampler, attempts, parameters
+from mindtune.search.stopping import Outlook, StopRule, reason_to_stop
 
 __all__ = ["Proposal", "Proposer"]
 
@@ -75,6 +79,7 @@ class Proposer:
         *,
         trials: int,
         time_budget_s: float | None = None,
+        stop: StopRule | None = None,
         seed: int = 0,
         max_attempts: int = 3,
     ) -> None:
@@ -85,6 +90,7 @@ class Proposer:
             report: The space under the rules.
             trials: Configs to try, the baseline included.
             time_budget_s: Propose nothing after this much time; None: no limit.
+            stop: When a further trial no longer pays; None: never.
             seed: Of the draw that replaces a sampler which proposes rejected configs only.
             max_attempts: How often a config is started again after an interruption, in all.
 
@@ -98,9 +104,15 @@ class Proposer:
         """Why the last `ask` returned None."""
         self._parameters = parameters(report)
         self._space = report.space
-        self._remaining = Remaining(report)
+        self.ranking = Ranking(report)
+        """What may be tried, as far as is known now."""
+        self._outlook = GuidedSampler(report, seed=seed)
+        for sampler in (study.sampler, self._outlook):
+            if isinstance(sampler, GuidedSampler):
+                sampler.use(self.ranking)
         self._trials = trials
         self._time_budget_s = time_budget_s
+        self._stop = stop
         self._seed = seed
         self._max_attempts = max_attempts
         self._open: dict[int, Trial] = {}
@@ -247,9 +259,28 @@ class Proposer:
         if counted >= self._trials:
             return f"{counted} of {self._trials} trials are done"
         waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-        if not waiting and not self._remaining.indices(tried):
-            return f"every feasible config has been tried ({self.report.feasible})"
-        return None
+        if waiting:
+            return None
+        if not len(self.ranking.untried(tried)):
+            return f"every feasible config has been tried ({self.ranking.feasible})"
+        return None if self._stop is None else self._no_longer_pays(self._stop, tried)
+
+    def _no_longer_pays(self, stop: StopRule, tried: list[Attempt]) -> str | None:
+        """Return why no further trial pays; None: one does, or nothing is known yet."""
+        finished = sum(a.outcome not in ("running", "interrupted") for a in tried)
+        if finished < stop.min_trials:
+            return None
+        sign = 1.0 if self.study.direction == StudyDirection.MAXIMIZE else -1.0
+        gain = self._outlook.largest_gain(tried, number=len(tried), sign=sign)
+        if gain is None:
+            return None
+        walls = [
+            trial.user_attrs[WALL]
+            for trial in self.study.get_trials(deepcopy=False)
+            if WALL in trial.user_attrs
+        ]
+        trial_s = statistics.median(walls) if walls else None
+        return reason_to_stop(stop, Outlook(gain=gain, num_trials=finished, trial_s=trial_s))
 
     def _turned_down(self, trial: Trial, config: Config) -> bool:
         """Close a proposal that may not be run; return whether it was one."""
@@ -263,7 +294,7 @@ class Proposer:
         if known:
             self._close(trial, config, "duplicate", f"same config as trial {known[0]}")
             return True
-        reason = first_failure(self._space.complete(config), self.report.cost)
+        reason = first_failure(self._space.complete(config), self.ranking.cost)
         is_baseline = config == self.baseline.config
         if reason is None and not is_baseline and config not in self._space:
             reason = f"allowed_values: {NOT_LISTED}"
@@ -293,7 +324,7 @@ class Proposer:
             key,
             config == self.baseline.config,
             trial.user_attrs.get(RETRY_OF),
-            self.report.cost.predict(self._space.complete(config)),
+            self.ranking.cost.predict(self._space.complete(config)),
         )
 
     def _queue(self, config: Config, attrs: dict[str, Any]) -> None:
@@ -301,11 +332,11 @@ class Proposer:
 
     def _queue_random(self) -> None:
         """Queue an untried feasible config where the sampler finds none."""
-        indices = self._remaining.indices(self.attempts())
-        if indices:
+        indices = self.ranking.untried(self.attempts())
+        if len(indices):
             number = len(self.study.get_trials(deepcopy=False))
             draw = random.Random(f"{self._seed}:{number}")  # noqa: S311 - a draw, no secret
-            self._queue(self._remaining.configs[draw.choice(indices)], {})
+            self._queue(self.ranking.configs[draw.choice(indices)], {})
 
     def _may_retry(self, config: Config, trials: list[FrozenTrial]) -> bool:
         key = self._space.key(config)
@@ -333,21 +364,20 @@ class Proposer:
     def _recalibrate(self) -> None:
         """Let what trials measured correct the cost model, and the rules judge again."""
         cost = self.report.cost
+        trials = [
+            trial
+            for trial in self.study.get_trials(deepcopy=False)
+            if CONFIG in trial.user_attrs and {MEMORY, STEP_TIME} & trial.user_attrs.keys()
+        ]
+        if cost.facts.model is None or len(trials) == self._calibrated_by:
+            return
+        self._calibrated_by = len(trials)
         seen = [
             Measurement(
                 self._space.complete(trial.user_attrs[CONFIG]),
                 trial.user_attrs.get(MEMORY),
                 trial.user_attrs.get(STEP_TIME),
             )
-            for trial in self.study.get_trials(deepcopy=False)
-            if CONFIG in trial.user_attrs and {MEMORY, STEP_TIME} & trial.user_attrs.keys()
+            for trial in trials
         ]
-        if cost.facts.model is None or len(seen) == self._calibrated_by:
-            return
-        self._calibrated_by = len(seen)
-        report = check(self._space, calibrate(cost, seen))
-        if report.configs:
-            self.report = report
-            self._remaining = Remaining(report)
-            if isinstance(self.study.sampler, GuidedSampler):
-                self.study.sampler.use(report)
+        self.ranking.learn(calibrate(cost, seen))

@@ -16,9 +16,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindtune.search.encoding import Encoding, Flags, Floats, Points
+from mindtune.search.encoding import Encoding, Flags, Floats, Places
 
-__all__ = ["Posterior", "expected_improvement", "fit_posterior", "normal_cdf", "probability_ok"]
+__all__ = [
+    "Posterior",
+    "expected_below",
+    "expected_improvement",
+    "fit_posterior",
+    "normal_cdf",
+    "probability_ok",
+]
 
 _LENGTH = 0.4
 """Distance, of an axis 0..1, over which an ordered knob's effect stays alike."""
@@ -29,6 +36,8 @@ _OFFSET_VARIANCE = 2.0**2
 _SLOPE_VARIANCE = 0.4**2
 """Of the slope over the log of the predicted cost, whose mean is -1."""
 _FLOOR = 1e-6
+_FAR = 4.0
+"""Deviations beyond which a bound is taken as it is: the tail's mean is next to it."""
 _MAX_TRIED = 120
 """Trials that the model looks at: beyond, the best half and the newest half of them."""
 
@@ -63,9 +72,9 @@ class Posterior:
 
 def fit_posterior(
     encoding: Encoding,
-    tried: Points,
+    tried: Places,
     log_values: Floats,
-    asked: Points,
+    asked: Places,
     *,
     tried_log_cost: Floats,
     asked_log_cost: Floats,
@@ -74,21 +83,20 @@ def fit_posterior(
 
     Args:
         encoding: Of the space.
-        tried: Points with a measured value, at least one, in the order of the trials.
+        tried: Places with a measured value, at least one, in the order of the trials.
         log_values: Their log(value).
-        asked: Points to judge.
+        asked: Places to judge.
         tried_log_cost: log of the cost model's prediction, 0 where nothing is predicted.
         asked_log_cost: The same for `asked`.
     """
     if len(tried) > _MAX_TRIED:
         kept = _informative(log_values)
-        tried = Points(tried.coordinates[kept])
-        log_values, tried_log_cost = log_values[kept], tried_log_cost[kept]
+        tried, log_values, tried_log_cost = tried[kept], log_values[kept], tried_log_cost[kept]
     center = float(tried_log_cost.mean())
     cost, asked_cost = tried_log_cost - center, asked_log_cost - center
     level = float(np.median(log_values + cost))
     residual = log_values + cost - level
-    parts = _parts(encoding.distances(tried, tried), encoding.is_ordered)
+    parts = _parts(encoding, tried)
     basis = _OFFSET_VARIANCE + _SLOPE_VARIANCE * np.outer(cost, cost)
     ranks = _ranks(tried)
     variances, noise = _variances(_VALUES, parts, ranks, basis, residual)
@@ -96,9 +104,7 @@ def fit_posterior(
     signal = np.tensordot(variances, parts, axes=1) + basis
     factor = np.linalg.cholesky(signal + noise * np.eye(len(residual)))
     weights = np.linalg.solve(factor.T, np.linalg.solve(factor, residual))
-    cross = np.tensordot(
-        variances, _parts(encoding.distances(asked, tried), encoding.is_ordered), axes=1
-    )
+    cross = _covariance(encoding, variances, asked, tried)
     cross += _OFFSET_VARIANCE + _SLOPE_VARIANCE * np.outer(asked_cost, cost)
     projected = np.linalg.solve(factor, cross.T)
     prior = variances.sum() + _OFFSET_VARIANCE + _SLOPE_VARIANCE * asked_cost**2
@@ -119,18 +125,37 @@ def _informative(log_values: Floats) -> Floats:
     return np.sort(np.concatenate([best, newest]))
 
 
-def _parts(gaps: Floats, ordered: Flags) -> Floats:
-    """Return one likeness per knob and one of all knobs together, of shape (knobs + 1, a, b)."""
-    alike = np.empty((len(gaps) + 1, *gaps.shape[1:]))
-    alike[:-1][ordered] = np.exp(-0.5 * (gaps[ordered] / _LENGTH) ** 2)
-    alike[:-1][~ordered] = np.where(gaps[~ordered] > 0, _LIKENESS, 1.0)
-    alike[-1] = alike[:-1].prod(axis=0)
+def _likeness(encoding: Encoding) -> list[Floats]:
+    """Return the likeness of any two values of each knob."""
+    return [
+        np.exp(-0.5 * (gaps / _LENGTH) ** 2) if ordered else np.where(gaps > 0, _LIKENESS, 1.0)
+        for gaps, ordered in zip(encoding.gaps, encoding.is_ordered, strict=True)
+    ]
+
+
+def _parts(encoding: Encoding, tried: Places) -> Floats:
+    """Return one likeness per knob and one of all knobs together, of shape (knobs + 1, n, n)."""
+    alike = np.ones((len(encoding.names) + 1, len(tried), len(tried)))
+    for column, table in enumerate(_likeness(encoding)):
+        places = tried[:, column]
+        alike[column] = table[places[:, None], places[None, :]]
+        alike[-1] *= alike[column]
     return alike
 
 
-def _ranks(tried: Points) -> Floats:
+def _covariance(encoding: Encoding, variances: Floats, asked: Places, tried: Places) -> Floats:
+    """Return the sum of the parts between two sets of points, of shape (asked, tried)."""
+    total, product = np.zeros((len(asked), len(tried))), np.ones((len(asked), len(tried)))
+    for column, table in enumerate(_likeness(encoding)):
+        alike = table[:, tried[:, column]][asked[:, column]]
+        product *= alike
+        total += variances[column] * alike
+    return np.asarray(total + variances[-1] * product)
+
+
+def _ranks(tried: Places) -> Floats:
     """Return how many effects each part has: one per level of a knob, one per trial."""
-    return np.array([*(len(np.unique(c)) for c in tried.coordinates.T), len(tried)], dtype=float)
+    return np.array([*(len(np.unique(places)) for places in tried.T), len(tried)], dtype=float)
 
 
 def _variances(
@@ -162,7 +187,7 @@ def _variances(
     return variances, noise
 
 
-def probability_ok(encoding: Encoding, tried: Points, succeeded: Flags, asked: Points) -> Floats:
+def probability_ok(encoding: Encoding, tried: Places, succeeded: Flags, asked: Places) -> Floats:
     """Return the probability that each asked config runs at all, from which ones did.
 
     Least-squares classification over the same parts: it learns which knob makes them fail.
@@ -170,21 +195,30 @@ def probability_ok(encoding: Encoding, tried: Points, succeeded: Flags, asked: P
     if not len(tried) or bool(np.all(succeeded)):
         return np.ones(len(asked))
     if len(tried) > _MAX_TRIED:
-        tried = Points(tried.coordinates[-_MAX_TRIED:])
-        succeeded = succeeded[-_MAX_TRIED:]
+        tried, succeeded = tried[-_MAX_TRIED:], succeeded[-_MAX_TRIED:]
     labels = np.where(succeeded, 1.0, -1.0) - _RUNS
-    parts = _parts(encoding.distances(tried, tried), encoding.is_ordered)
+    parts = _parts(encoding, tried)
     variances, noise = _variances(_LABELS, parts, _ranks(tried), np.zeros(parts.shape[1:]), labels)
     factor = np.linalg.cholesky(
         np.tensordot(variances, parts, axes=1) + noise * np.eye(len(labels))
     )
-    cross = np.tensordot(
-        variances, _parts(encoding.distances(asked, tried), encoding.is_ordered), axes=1
-    )
+    cross = _covariance(encoding, variances, asked, tried)
     projected = np.linalg.solve(factor, cross.T)
     mean = _RUNS + projected.T @ np.linalg.solve(factor, labels)
     variance = np.maximum(variances.sum() - (projected**2).sum(axis=0), 0.0)
     return normal_cdf(mean / np.sqrt(noise + variance))
+
+
+def expected_below(posterior: Posterior, log_bounds: Floats) -> Floats:
+    """Return the log(value) expected of configs that are known to lie at or below bounds.
+
+    The mean of the truncated normal distribution: how censored runs count in Hutter et al.,
+    Bayesian optimization with censored response data, arXiv 1310.1947.
+    """
+    score = np.maximum((log_bounds - posterior.mean) / posterior.deviation, -_FAR)
+    density = np.exp(-0.5 * score**2) / math.sqrt(2 * math.pi)
+    expected = posterior.mean - posterior.deviation * density / normal_cdf(score)
+    return np.minimum(expected, log_bounds)
 
 
 def expected_improvement(posterior: Posterior) -> Floats:

@@ -11,6 +11,7 @@ from mindtune.controller.contract.base import ContractModel, Document
 from mindtune.controller.units import Duration, Rate, Size
 from mindtune.search.errors import SearchError
 from mindtune.search.knobs import KnobValue, canonical, knob
+from mindtune.search.stopping import StopRule
 
 __all__ = [
     "ClusterSection",
@@ -20,6 +21,7 @@ __all__ = [
     "ModelSection",
     "PolicySection",
     "ScoreSection",
+    "StopSection",
     "StudyFile",
     "StudySection",
     "TrainingSection",
@@ -62,6 +64,24 @@ Memory = Annotated[Size, AfterValidator(_no_bare_gigabytes)]
 """Memory of a device."""
 
 
+class StopSection(ContractModel):
+    """When a search ends before its trials are used up."""
+
+    min_gain: float = Field(default=StopRule().min_gain, ge=0, le=1)
+    """Stop when no untried config is expected to gain more than this share of the best value."""
+    min_trials: int = Field(default=StopRule().min_trials, ge=1, le=_LARGEST)
+    """Never stop before so many trials."""
+    training_time: Duration | None = Field(default=None, gt=0)
+    """Length of the training that is tuned, with the best config so far: stop when a trial takes
+    longer than what it is expected to save of it. Null: not said."""
+
+    def rule(self) -> StopRule:
+        """Return the section in the terms of the search."""
+        return StopRule(
+            min_gain=self.min_gain, min_trials=self.min_trials, training_s=self.training_time
+        )
+
+
 class StudySection(ContractModel):
     """The study itself."""
 
@@ -73,6 +93,12 @@ class StudySection(ContractModel):
     """Seed of the sampler and of every trial; small enough for every library's generator."""
     time_budget: Duration | None = None
     """Start no further trial after this long; null: no limit."""
+    sampler: Literal["guided", "staged", "tpe", "random"] = "guided"
+    """What proposes configs: guided, the cost model corrected by the trials; staged, the same
+    but one thing at a time, memory before parallelism before communication and data; tpe and
+    random, Optuna's own."""
+    stop: StopSection | None = None
+    """When a further trial no longer pays; null: `trials` and `time_budget` alone end a study."""
     storage: str | None = None
     """Null: SQLite in the study folder; or a database URL; or env:NAME to read it from there."""
 

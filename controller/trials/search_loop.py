@@ -27,7 +27,7 @@ from mindtune.controller.trials.progress import (
 )
 from mindtune.controller.trials.study_state import StudyState
 from mindtune.controller.trials.summary import Measurement
-from mindtune.search.attributes import CONFIG, MEMORY, OUTCOME, REASON, STEP_TIME
+from mindtune.search.attributes import CONFIG, MEMORY, OUTCOME, REASON, STEP_TIME, WALL
 from mindtune.search.knobs import Config, differences
 
 if TYPE_CHECKING:
@@ -323,6 +323,7 @@ def _attributes(measurement: Measurement) -> dict[str, float | str | None]:
         MEMORY: measurement.peak_memory_bytes if measurement.outcome == "ok" else None,
         STEP_TIME: measurement.step_time_s if measurement.outcome == "ok" else None,
         REASON: measurement.message or None,
+        WALL: measurement.wall_s,
         "mfu": measurement.mfu,
         "stability": measurement.stability,
     }

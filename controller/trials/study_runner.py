@@ -168,7 +168,7 @@ def _open(
             study_name=options.name,
             direction="maximize",
             load_if_exists=True,
-            sampler=make_sampler("guided", report, seed=options.seed),
+            sampler=make_sampler(options.sampler, report, seed=options.seed),
         )
         known = study.user_attrs.get(Identity.FILE)
         if known is None:
@@ -179,7 +179,12 @@ def _open(
                 "study.name another name."
             )
         proposer = Proposer(
-            study, report, trials=planned, time_budget_s=options.time_budget, seed=options.seed
+            study,
+            report,
+            trials=planned,
+            time_budget_s=options.time_budget,
+            stop=None if options.stop is None else options.stop.rule(),
+            seed=options.seed,
         )
     is_listed = space.key(proposer.baseline.config) in report.keys
     state = StudyState(

@@ -115,9 +115,9 @@ def test_the_model_learns_which_knob_does_nothing_and_which_does():
     configs = [
         {"env.A": a, "micro_batch_size": b} for a, b in [("x", 1), ("y", 1), ("x", 8), ("y", 4)]
     ]
-    tried = encoding.points(configs)
+    tried = encoding.places(configs)
     log_values = np.array([0.0, 0.0, 1.0, 0.7])
-    asked = encoding.points([{"env.A": "y", "micro_batch_size": 8},
+    asked = encoding.places([{"env.A": "y", "micro_batch_size": 8},
                              {"env.A": "x", "micro_batch_size": 2}])  # fmt: skip
     belief = fit_posterior(
         encoding, tried, log_values, asked, tried_log_cost=np.zeros(4), asked_log_cost=np.zeros(2)
@@ -130,11 +130,12 @@ def test_the_model_learns_which_knob_does_nothing_and_which_does():
 def test_distances_follow_the_logarithm_and_the_share_of_recomputation():
     encoding = Encoding({"micro_batch_size": (1, 2, 16), "recompute": ("none", "interval:4", "full"),
                          "gradient_compression": ("none", "float16")})  # fmt: skip
-    a = encoding.points([{"micro_batch_size": 1, "recompute": "none",
+    a = encoding.places([{"micro_batch_size": 1, "recompute": "none",
                           "gradient_compression": "none"}])  # fmt: skip
-    b = encoding.points([{"micro_batch_size": 2, "recompute": "interval:4",
+    b = encoding.places([{"micro_batch_size": 2, "recompute": "interval:4",
                           "gradient_compression": "float16"}])  # fmt: skip
-    assert encoding.distances(a, b)[:, 0, 0].tolist() == [0.25, 0.25, 1.0]
+    gaps = [gap[x, y] for gap, x, y in zip(encoding.gaps, a[0], b[0], strict=True)]
+    assert gaps == [0.25, 0.25, 1.0]
 
 
 def test_many_trials_and_running_ones_are_digested():
@@ -225,9 +226,11 @@ def test_several_directions_are_refused():
 
 
 def test_samplers_have_names():
-    for name in ("guided", "tpe", "random"):
+    for name in ("guided", "staged", "tpe", "random"):
         assert isinstance(make_sampler(name, REPORT, seed=0), optuna.samplers.BaseSampler)
-    with pytest.raises(SearchError, match="must be one of guided, tpe, random, but got 'grid'"):
+    with pytest.raises(
+        SearchError, match="must be one of guided, staged, tpe, random, but got 'grid'"
+    ):
         make_sampler("grid", REPORT, seed=0)
 
 
@@ -293,7 +296,7 @@ def test_the_normal_distribution_function_is_exact_to_six_digits():
 
 def test_without_failures_everything_is_expected_to_run():
     encoding = Encoding({"env.A": ("x", "y")})
-    points = encoding.points([{"env.A": "x"}, {"env.A": "y"}])
+    points = encoding.places([{"env.A": "x"}, {"env.A": "y"}])
     assert probability_ok(encoding, points, np.array([True, True]), points).tolist() == [1.0, 1.0]
     failed = probability_ok(encoding, points, np.array([False, True]), points)
     assert failed[0] < 0.3 < failed[1]

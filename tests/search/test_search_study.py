@@ -263,9 +263,9 @@ def test_measured_memory_corrects_the_rules():
     started = report.space.complete(first.config)
     proposer.tell(first.number, "ok", 1.0, {MEMORY: 0.6 * 2**30})
     second = proposer.ask()
-    assert proposer.report.cost.memory_bytes(started) == pytest.approx(0.6 * 2**30, rel=0.05)
-    assert proposer.report.feasible < 4
-    assert proposer.report.cost.memory_bytes(
+    assert proposer.ranking.cost.memory_bytes(started) == pytest.approx(0.6 * 2**30, rel=0.05)
+    assert proposer.ranking.feasible < 4
+    assert proposer.ranking.cost.memory_bytes(
         report.space.complete(second.config)
     ) <= 2**30  # fmt: skip
 
@@ -283,8 +283,8 @@ def test_measured_step_times_correct_the_predictions_without_any_memory_limit():
     slow = 7 * report.cost.step_time_s(started)
     proposer.tell(first.number, "ok", 1.0, {STEP_TIME: slow})
     second = proposer.ask()
-    assert proposer.report.cost.calibrated_by == 1
-    assert proposer.report.cost.step_time_s(started) == pytest.approx(slow, rel=0.05)
+    assert proposer.ranking.cost.calibrated_by == 1
+    assert proposer.ranking.cost.step_time_s(started) == pytest.approx(slow, rel=0.05)
     before = report.cost.step_time_s(report.space.complete(second.config))
     assert second.prediction.step_time_s > 3 * before
 

@@ -1,0 +1,236 @@
+"""The configs that may be tried, best predicted first, judged anew as the cost model learns.
+
+Of all rules only those about memory depend on what trials teach. The configs that pass the others
+are kept with the amounts that memory and time are made of, so that a calibrated model judges all
+of them at once: 10^5 configs in milliseconds. What it answers follows from the report, the cost
+model and the attempts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
+from operator import itemgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindtune.search.advice import ADVICE
+from mindtune.search.baseline import choose_baseline
+from mindtune.search.constraints import SpaceReport
+from mindtune.search.cost_model import COST_KNOBS, CostModel
+from mindtune.search.encoding import Encoding, Flags, Floats, Places
+from mindtune.search.forecasts import memory_forecast, time_forecast
+from mindtune.search.history import MEMORY_KNOBS, Attempt, infer
+from mindtune.search.knobs import Config, KnobValue
+from mindtune.search.memory_model import MemoryRates
+from mindtune.search.rules import RULES
+from mindtune.search.time_model import TimeRates
+from mindtune.search.walk import walk
+
+__all__ = ["Indices", "Ranking", "choices"]
+
+Indices = NDArray[np.intp]
+"""Indices of configs."""
+_OTHER_RULES = tuple(rule for rule in RULES if rule.reads != COST_KNOBS)
+_OTHER_ADVICE = tuple(soft for soft in ADVICE if soft.reads != COST_KNOBS)
+_OVERLAP = next(soft for soft in ADVICE if soft.limit == "min_overlap_headroom")
+_advice_key = itemgetter(*dict.fromkeys(name for soft in _OTHER_ADVICE for name in soft.reads))
+
+
+def choices(report: SpaceReport) -> dict[str, tuple[KnobValue, ...]]:
+    """Return what each knob may be; a base value outside the user's choices is added."""
+    baseline = choose_baseline(report).config
+    return {
+        name: tuple(dict.fromkeys((*values, baseline[name])))
+        for name, values in report.space.choices.items()
+    }
+
+
+class Ranking:
+    """The configs of a report, and those that only a memory rule rejects."""
+
+    def __init__(self, report: SpaceReport) -> None:
+        self.space = report.space
+        self.cost = report.cost
+        self.encoding = Encoding(choices(report))
+        self.configs: list[Config] = [entry.config for entry in report.configs]
+        self._feasible = report.feasible
+        self._has_limit = _has_memory_limit(self.cost)
+        self._all_known = False
+        self._allowed: Flags
+        self._take_in()
+
+    @property
+    def feasible(self) -> int:
+        """How many configs can work as far as is known now, tried ones included."""
+        return int(self._allowed.sum())
+
+    def learn(self, cost: CostModel) -> None:
+        """Judge every config by a model that has learnt from trials.
+
+        If nothing would be left, the verdicts stay as they were: then it is the model that is
+        wrong about this training.
+        """
+        if self._has_limit and not self._all_known:
+            known = {self._values(config) for config in self.configs}
+            passing = walk(self.space, self.cost, _OTHER_RULES)
+            self.configs += [c for c in passing if self._values(c) not in known]
+            self._take_in()
+        self.cost = cost
+        allowed = self._fitting()
+        if allowed.any():
+            self._allowed = allowed
+        self._rank()
+
+    def log_cost(self, configs: Iterable[Mapping[str, KnobValue]]) -> Floats:
+        """Return the logarithm of the predicted cost of any configs, 0 where it is unknown."""
+        costs = [self.cost.relative_cost(self.space.complete(config)) for config in configs]
+        return np.asarray(np.log([1.0 if cost is None else cost for cost in costs]))
+
+    def untried(self, attempts: Sequence[Attempt]) -> Indices:
+        """Return the indices of the configs that may be tried, best predicted first.
+
+        Left out are those that were tried or are running, but for interrupted ones, and those
+        that certainly need no less memory than one that ran out of it.
+        """
+        is_open = self._allowed.copy()
+        for attempt in attempts:
+            if attempt.outcome != "interrupted":
+                own = self._index.get(self._values(attempt.config))
+                if own is not None:
+                    is_open[own] = False
+            if attempt.outcome == "oom":
+                is_open[self._excluded_by(attempt)] = False
+        return np.asarray(self._order[is_open[self._order]])
+
+    def _take_in(self) -> None:
+        """Prepare what does not depend on the cost model's rates."""
+        self._all_known = not self._has_limit or len(self.configs) > self._feasible
+        self._index = {self._values(config): i for i, config in enumerate(self.configs)}
+        self.places: Places = self.encoding.places(self.configs)
+        self._excluded: dict[int, Indices] = {}
+        complete = [self.space.complete(config) for config in self.configs]
+        self._amounts = _Amounts(complete, self.cost)
+        self._overlaps = np.array([bool(config["comm_overlap"]) for config in complete])
+        self._advice = self._num_advice(complete)
+        self._allowed = np.arange(len(self.configs)) < self._feasible
+        self._rank()
+
+    def _rank(self) -> None:
+        self.log_costs: Floats = self._amounts.log_cost(self.cost)
+        """By config: logarithm of the predicted cost, 0 where it is unknown."""
+        # Costs that differ by rounding are equal: advice decides, then the first order.
+        level = np.round(np.where(np.isnan(self.log_costs), np.inf, self.log_costs), 9)
+        advice = self._advice + self._speaks_against_overlap(_OVERLAP.default)
+        self._order: Indices = np.lexsort((advice, level))
+        self.log_costs = np.nan_to_num(self.log_costs, nan=0.0)
+
+    def _num_advice(self, complete: Sequence[Config]) -> Indices:
+        """Count what speaks against each config whatever its cost; few knobs decide it."""
+        known: dict[object, int] = {}
+        found = np.empty(len(complete), dtype=np.intp)
+        for index, config in enumerate(complete):
+            key = _advice_key(config)
+            if key not in known:
+                against = [soft.advise(config, self.cost) for soft in _OTHER_ADVICE]
+                known[key] = sum(reason is not None for reason in against)
+            found[index] = known[key]
+        return found
+
+    def _speaks_against_overlap(self, limit: float) -> Flags:
+        device_memory = self.cost.facts.cluster.device_memory
+        if device_memory is None:
+            return np.zeros(len(self.configs), dtype=bool)
+        memory = self._amounts.memory(self.cost)
+        return np.asarray(self._overlaps & (memory > (1.0 - limit) * device_memory))
+
+    def _fitting(self) -> Flags:
+        """Return which configs the memory rules let pass; unknown memory is not judged."""
+        facts = self.cost.facts
+        found = np.ones(len(self.configs), dtype=bool)
+        if not self._has_limit:
+            return found
+        memory = self._amounts.memory(self.cost)
+        if facts.memory_limit is not None:
+            found &= ~(memory > facts.memory_limit[0])
+        least, device_memory = facts.limits.min_memory_utilization, facts.cluster.device_memory
+        if least is not None and device_memory is not None:
+            found &= ~(memory < least * device_memory)
+        headroom = _OVERLAP.set_limit(self.cost)
+        if headroom is not None:
+            found &= ~self._speaks_against_overlap(headroom)
+        return found
+
+    def _excluded_by(self, attempt: Attempt) -> Indices:
+        known = self._excluded.get(attempt.number)
+        if known is None:
+            # Only configs that are equal in every other knob can follow: few, found at once.
+            others = [i for i, name in enumerate(self.encoding.names) if name not in MEMORY_KNOBS]
+            own = self.encoding.places([attempt.config])[0]
+            alike = np.flatnonzero((self.places[:, others] == own[others]).all(axis=1))
+            known = np.array(
+                [index for index in alike if infer(self.configs[index], [attempt])], dtype=np.intp
+            )
+            self._excluded[attempt.number] = known
+        return known
+
+    def _values(self, config: Mapping[str, KnobValue]) -> tuple[KnobValue, ...]:
+        return tuple(map(config.__getitem__, self.space.choices))
+
+
+def _has_memory_limit(cost: CostModel) -> bool:
+    limits = cost.facts.limits
+    return cost.facts.model is not None and (
+        cost.facts.memory_limit is not None
+        or limits.min_memory_utilization is not None
+        or limits.min_overlap_headroom is not None
+    )
+
+
+def _logs(rates: MemoryRates | TimeRates) -> Floats:
+    return np.asarray(np.log(astuple(rates)))
+
+
+class _Amounts:
+    """What memory and time of many configs are made of, once for all that share it."""
+
+    def __init__(self, configs: Sequence[Config], cost: CostModel) -> None:
+        places: dict[object, int] = {}
+        distinct: list[Config] = []
+        self._of: Indices = np.empty(len(configs), dtype=np.intp)
+        for index, config in enumerate(configs):
+            key = tuple(map(config.get, COST_KNOBS))
+            if key not in places:
+                places[key] = len(distinct)
+                distinct.append(config)
+            self._of[index] = places[key]
+        parts = [cost.parts(config) for config in distinct]
+        stages = [own for own, _ in parts if own is not None]
+        self._stages_at = np.array([own is not None for own, _ in parts], dtype=bool)
+        self._memory = memory_forecast(stages) if stages else None
+        steps = [step for _, step in parts if step is not None]
+        timed = bool(steps) and cost.facts.cluster.is_timed
+        known = [
+            step if step is not None and (step.amounts is not None or not timed) else None
+            for _, step in parts
+        ]
+        self._timed_at = np.array([step is not None for step in known], dtype=bool)
+        usable = [step for step in known if step is not None]
+        self._time = time_forecast(usable) if timed and usable else None
+        self._log_work = np.log([step.work for step in usable])
+
+    def memory(self, cost: CostModel) -> Floats:
+        """Return the predicted bytes of each config; NaN: unknown."""
+        found = np.full(len(self._stages_at), np.nan)
+        if self._memory is not None:
+            found[self._stages_at] = np.exp(self._memory(_logs(cost.memory_rates))[0])
+        return found[self._of]
+
+    def log_cost(self, cost: CostModel) -> Floats:
+        """Return the logarithm of `CostModel.relative_cost` of each config; NaN: unknown."""
+        found = np.full(len(self._timed_at), np.nan)
+        found[self._timed_at] = (
+            self._log_work if self._time is None else self._time(_logs(cost.time_rates))[0]
+        )
+        return found[self._of]

@@ -1,0 +1,114 @@
+"""When a search has found enough: the rule alone, and in a study."""
+
+import math
+
+import optuna
+import pytest
+
+from mindtune.search.attributes import WALL
+from mindtune.search.constraints import check
+from mindtune.search.errors import SearchError
+from mindtune.search.facts import Cluster, StudyFacts, Training
+from mindtune.search.sampler import make_sampler
+from mindtune.search.space import Space
+from mindtune.search.stopping import Outlook, StopRule, reason_to_stop
+from mindtune.search.study import Proposer
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+REPORT = check(
+    Space.from_spec(
+        {
+            "micro_batch_size": [1, 2, 4, 8, 16, 32],
+            "env.MODE": ["a", "b"],
+            "data_workers": [1, 2, 4],
+        },
+        StudyFacts(cluster=Cluster(num_devices=1), training=Training(global_batch_size=32)),
+    )
+)
+
+
+def outlook(gain, num_trials=10, trial_s=100.0):
+    return Outlook(gain=gain, num_trials=num_trials, trial_s=trial_s)
+
+
+@pytest.mark.parametrize(
+    ("rule", "seen", "reason"),
+    [
+        (StopRule(), outlook(0.03), None),
+        (StopRule(), outlook(0.01), ("a further trial is expected to gain 1.0%, less than "
+                                    "stop.min_gain = 2.0%")),
+        (StopRule(), outlook(0.0), ("a further trial is expected to gain 0.0%, less than "
+                                   "stop.min_gain = 2.0%")),
+        (StopRule(), outlook(0.01, num_trials=7), None),
+        (StopRule(min_trials=1), outlook(0.01, num_trials=1), ("a further trial is expected to gain "
+         "1.0%, less than stop.min_gain = 2.0%")),
+        (StopRule(min_gain=0.0), outlook(1e-9), None),
+        (StopRule(training_s=1e4), outlook(0.03), None),
+        (StopRule(training_s=1e3), outlook(0.03), ("a further trial is expected to gain 3.0%, 30 s "
+         "of stop.training_time = 1000 s, but takes 100 s")),
+        (StopRule(training_s=1e3), outlook(0.03, trial_s=None), None),
+        (StopRule(training_s=1e3), outlook(0.5), None),
+    ],
+)  # fmt: skip
+def test_a_search_stops_when_no_trial_pays_any_more(rule, seen, reason):
+    assert reason_to_stop(rule, seen) == reason
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"min_gain": -0.1}, "stop.min_gain must be in"),
+        ({"min_gain": math.nan}, "stop.min_gain must be in"),
+        ({"min_trials": 0}, "stop.min_trials must be at least 1, but got 0"),
+        ({"training_s": 0.0}, "stop.training_time must be above 0, but got 0"),
+    ],
+)
+def test_limits_without_sense_are_refused(wrong, words):
+    with pytest.raises(SearchError, match=words):
+        StopRule(**wrong)
+
+
+def run(stop, value, *, trials=36, sampler="guided", wall_s=60.0):
+    """Return the proposals' configs and why the search ended."""
+    study = optuna.create_study(
+        direction="maximize", sampler=make_sampler(sampler, REPORT, seed=0)
+    )
+    proposer = Proposer(study, REPORT, trials=trials, stop=stop)
+    configs = []
+    while (proposal := proposer.ask()) is not None:
+        configs.append(proposal.config)
+        found = value(proposal.config)
+        outcome = "crash" if found is None else "ok"
+        proposer.tell(proposal.number, outcome, found, {WALL: wall_s})
+    return configs, proposer.stopped
+
+
+def larger_is_faster(config):
+    return float(config["micro_batch_size"]) ** 0.5
+
+
+def test_without_a_rule_all_trials_are_made():
+    configs, stopped = run(None, larger_is_faster)
+    assert (len(configs), stopped) == (36, "36 of 36 trials are done")
+
+
+@pytest.mark.parametrize("sampler", ["guided", "staged", "random"])
+def test_a_study_ends_once_the_model_expects_nothing_more(sampler):
+    configs, stopped = run(StopRule(), larger_is_faster, sampler=sampler)
+    assert 8 <= len(configs) < 36
+    assert "less than stop.min_gain = 2.0%" in stopped
+    if sampler == "guided":
+        assert max(config["micro_batch_size"] for config in configs) == 32
+
+
+def test_a_short_training_is_not_worth_a_long_trial():
+    often, _ = run(StopRule(min_gain=0.0, min_trials=2, training_s=1e6), larger_is_faster)
+    rarely, stopped = run(StopRule(min_gain=0.0, min_trials=2, training_s=100.0), larger_is_faster)
+    assert len(rarely) < len(often)
+    assert stopped.endswith("s of stop.training_time = 100 s, but takes 60 s")
+
+
+def test_nothing_is_known_while_everything_fails():
+    configs, stopped = run(StopRule(min_trials=1), lambda _config: None, trials=12)
+    assert (len(configs), stopped) == (12, "12 of 12 trials are done")
