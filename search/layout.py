@@ -20,6 +20,8 @@ __all__ = [
     "context_parallel",
     "data_parallel",
     "expert_parallel",
+    "expert_ranks",
+    "expert_tensor",
     "interleave",
     "layers_per_stage",
     "micro_batch_num",
@@ -65,6 +67,21 @@ def context_parallel(config: Config) -> int:
 def expert_parallel(config: Config) -> int:
     """Return the number of ranks that share the experts."""
     return int(config["expert_parallel"])
+
+
+def expert_ranks(config: Config, facts: StudyFacts) -> int:
+    """Return the ranks that experts may be spread over.
+
+    Those of data parallelism; in MindFormers those of its tensor groups besides: its
+    `FFNGroupedGEMM` asks that expert_parallel divides data_parallel x model_parallel.
+    """
+    extended = facts.limits.framework == "mindformers"
+    return data_parallel(config) * (model_parallel(config) if extended else 1)
+
+
+def expert_tensor(config: Config, facts: StudyFacts) -> int:
+    """Return the ranks that split each expert's matrices: none do in MindFormers."""
+    return 1 if facts.limits.framework == "mindformers" else model_parallel(config)
 
 
 def interleave(config: Config) -> int:

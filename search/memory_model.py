@@ -157,6 +157,7 @@ class _Stage:
         self._repeated, self._attention_repeated = repeated, attention_repeated
         self._is_last = number == layout.pipeline_stage(config) - 1
         self._tensor = layout.model_parallel(config)
+        self._expert_tensor = layout.expert_tensor(config, facts)
         self._half = layout.precision(config, facts) != "float32"
         size = layout.micro_batch_size(config) * model.seq_length
         self._tokens = size / layout.context_parallel(config)
@@ -169,7 +170,8 @@ class _Stage:
         # ranks that do not share them.
         replicas = layout.replicas(config)
         held = dense + experts
-        own = max(replicas / layout.expert_parallel(config), 1.0)
+        holders = replicas * self._tensor / self._expert_tensor
+        own = max(holders / layout.expert_parallel(config), 1.0)
         spread = dense / replicas + experts / own
         by_stage = {"none": 0, "optimizer": 1, "gradient": 2, "parameter": 3}[sharding]
         gradient = self._facts.program.gradient_bytes if self._half else _FULL
@@ -205,7 +207,7 @@ class _Stage:
         dense += model.hidden_size if last else 0  # the last norm
         shared = layout.expert_parallel(self._config)
         experts = self._layers * model.expert_layer_parameters / shared
-        return dense / self._tensor, experts / self._tensor
+        return dense / self._tensor, experts / self._expert_tensor
 
     def _buffers(self, held: float, by_stage: int, replicas: int) -> float:
         if replicas == 1:

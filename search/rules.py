@@ -97,11 +97,16 @@ def _experts_inside_data_parallel(config: Config, cost: CostModel) -> str | None
     model = cost.facts.model
     if model is not None and not model.num_experts:
         return f"expert_parallel = {experts} needs a model with experts, but num_experts is null"
-    replicas = layout.data_parallel(config)
-    if replicas % experts:
+    if layout.expert_ranks(config, cost.facts) % experts:
+        replicas = layout.data_parallel(config)
+        if not _is_mindformers(cost):
+            return (
+                f"expert_parallel = {experts} lies inside data parallelism and must divide "
+                f"data_parallel = {replicas}"
+            )
         return (
-            f"expert_parallel = {experts} lies inside data parallelism and must divide "
-            f"data_parallel = {replicas}"
+            f"expert_parallel = {experts} must divide data_parallel x model_parallel = {replicas} "
+            f"x {config['model_parallel']} in MindFormers"
         )
     if model is None or model.num_experts is None:
         return None
@@ -255,8 +260,9 @@ RULES: tuple[Rule, ...] = (
          ("use_seq_parallel", "model_parallel", "context_parallel"),
          _sequence_parallel_needs_tensor_parallel),
     Rule("experts_inside_data_parallel",
-         "expert_parallel needs experts, and divides data_parallel and num_experts",
-         ("expert_parallel", "data_parallel"), _experts_inside_data_parallel),
+         "expert_parallel needs experts, and divides num_experts and data_parallel (MindFormers: "
+         "x model_parallel)",
+         ("expert_parallel", "data_parallel", "model_parallel"), _experts_inside_data_parallel),
     # MindFormers checks these two under semi_auto_parallel (`check_rules`).
     Rule("context_needs_flash_attention",
          "context_parallel > 1 needs flash attention, with constraints.framework = mindformers",

@@ -164,6 +164,7 @@ class _Step:
         self, config: Config, facts: StudyFacts, model: ModelShape, micro_batches: int
     ) -> None:
         self._config, self._cluster, self._model = config, facts.cluster, model
+        self._expert_tensor = layout.expert_tensor(config, facts)
         self._tensor = layout.model_parallel(config)
         self._stages = layout.pipeline_stage(config)
         self._chunks = layout.interleave(config)
@@ -306,6 +307,7 @@ class _Step:
         model = self._model
         all_experts = model.num_layers * model.expert_layer_parameters
         own_experts = all_experts / layout.expert_parallel(self._config)
+        own_experts *= self._tensor / self._expert_tensor
         return (model.num_parameters - all_experts + own_experts) / (self._tensor * self._stages)
 
     def _gradients(self) -> tuple[float | None, float | None]:

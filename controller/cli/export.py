@@ -20,14 +20,23 @@ def export(
     trial: Annotated[
         int | None, typer.Option(help="Number of the config; default: the best.")
     ] = None,
+    mindformers: Annotated[
+        Path | None,
+        typer.Option(
+            help="MindFormers YAML; then the file is one that differs from it in the tuned keys.",
+            metavar="BASE.yaml",
+        ),
+    ] = None,
 ) -> int:
     """Write the best config of a study, or any that was measured, as best_config.yaml."""
     from mindtune.controller.trials.export import export as export_config
 
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out must be a .yaml file, but got {str(out)!r}.")
-    best = export_config(study_dir, out=out, trial=trial)
+    best = export_config(study_dir, out=out, trial=trial, mindformers=mindformers)
     provenance = best.provenance
     where = "" if provenance is None else f"trial {provenance.trial} of {provenance.study}: "
     console_out().print(f"{where}written to {out}", soft_wrap=True)
+    if mindformers is not None:
+        console_out().print(f"comments of {mindformers} are not in it", soft_wrap=True)
     return 0

@@ -84,6 +84,8 @@ class BestConfig(Document):
 
     command: Command
     launcher: Literal["none", "msrun", "slurm"] = "none"
+    callback: Literal["mindformers"] | None = None
+    """mindformers: `mindtune run` puts our callback into the MindFormers YAML of the run."""
     base_config: str | None = None
     """Relative to this file."""
     overrides: dict[str, Any] = Field(default_factory=dict)

@@ -110,6 +110,9 @@ class TrialSection(ContractModel):
     """Program and arguments; `{config}` stands for the trial's config file."""
     launcher: Literal["none", "msrun", "slurm"] = "none"
     """none: the command starts its own ranks; otherwise the launcher is put in front."""
+    callback: Literal["mindformers"] | None = None
+    """mindformers: our callback joins the MindFormers YAML of each trial; null: the program has it
+    itself, or its log is read."""
     base_config: str | None = None
     """The user's own config (YAML), relative to the study file; never edited."""
     warmup_steps: int = Field(default=5, ge=0, le=_LARGEST)

@@ -78,6 +78,8 @@ class TuneCallback(Callback):
             by MINDTUNE_CONFIG, or defaults. The default mode is observe: nothing is changed.
         tokens_per_sample: Tokens of one sample; None: the width of the first integer matrix in
             the batch, if there is one.
+        global_batch_size: Samples of an optimizer step over all ranks, where the trainer knows;
+            None: counted from the batches.
         model: Shape of the model, by the keys of `model:` in a study file; with it and
             `peak_flops` there is MFU.
         peak_flops: Peak of one device in FLOP/s.
@@ -98,6 +100,7 @@ class TuneCallback(Callback):
         config: str | Path | Mapping[str, Any] | None = None,
         *,
         tokens_per_sample: int | None = None,
+        global_batch_size: int | None = None,
         model: Mapping[str, Any] | None = None,
         peak_flops: float | None = None,
         effective: Callable[[], Mapping[str, Any]] | None = None,
@@ -108,6 +111,7 @@ class TuneCallback(Callback):
         self._settings = load_settings(config, os.environ)
         self._workload = Workload(
             tokens_per_sample=tokens_per_sample,
+            global_batch_size=global_batch_size,
             model=model,
             peak_flops=peak_flops,
             effective=effective,

@@ -204,13 +204,16 @@ class Sensors:
         degree = self._adapter.data_parallel
         known = self._samples_known and degree is not None
         samples = self._samples * (degree or 1) if known else None
+        told = self._workload.global_batch_size
+        if told is not None:
+            samples = told
         self._samples = 0
         self._samples_known = True
         tokens = None
         if samples is not None and self._tokens_per_sample is not None:
             tokens = samples * self._tokens_per_sample
-        global_batch_size = None
-        if size is not None and degree is not None:
+        global_batch_size = told
+        if told is None and size is not None and degree is not None:
             global_batch_size = size * (signals.num_microbatches or 1) * degree
         return BatchFacts(
             micro_batch_size=size,

@@ -18,6 +18,8 @@ class Workload:
     Args:
         tokens_per_sample: Tokens of one sample; None: the width of the first integer matrix in
             the batch, if there is one.
+        global_batch_size: Samples of an optimizer step over all ranks, where the trainer knows;
+            None: counted from the batches.
         model: Shape of the model, by the keys of `model:` in a study file; with it and
             `peak_flops` there is MFU.
         peak_flops: Peak of one device in FLOP/s.
@@ -34,16 +36,23 @@ class Workload:
         self,
         *,
         tokens_per_sample: int | None = None,
+        global_batch_size: int | None = None,
         model: Mapping[str, Any] | None = None,
         peak_flops: float | None = None,
         effective: Callable[[], Mapping[str, Any]] | None = None,
         eval_fn: Callable[[], float] | None = None,
         model_signals: Callable[..., Mapping[str, Any]] | None = None,
     ) -> None:
-        for name, value in (("tokens_per_sample", tokens_per_sample), ("peak_flops", peak_flops)):
+        sizes = {
+            "tokens_per_sample": tokens_per_sample,
+            "global_batch_size": global_batch_size,
+            "peak_flops": peak_flops,
+        }
+        for name, value in sizes.items():
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be above 0, but got {value}; leave it out.")
         self.tokens_per_sample = tokens_per_sample
+        self.global_batch_size = global_batch_size
         self.peak_flops = peak_flops
         self.effective = effective
         self.eval_fn = eval_fn

@@ -12,11 +12,14 @@ from mindtune.controller.contract import (
     BestConfig,
     Provenance,
     StudyFile,
+    dump_yaml,
     read_document,
     read_yaml,
+    write_atomic,
     write_yaml,
 )
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.mindformers.tuned_yaml import may_add, tuned_header, tuned_yaml
 from mindtune.controller.trials.learned import learn
 from mindtune.controller.trials.preflight import check_batch
 from mindtune.controller.trials.production import read_best_config
@@ -33,17 +36,21 @@ The config that a study found best, for `mindtune run` and TuneCallback.
 It changes `base_config` by `overrides` when it is used; your own file is not edited."""
 
 
-def export(study_dir: Path, *, out: Path, trial: int | None = None) -> BestConfig:
+def export(
+    study_dir: Path, *, out: Path, trial: int | None = None, mindformers: Path | None = None
+) -> BestConfig:
     """Write a measured config as best_config.yaml and check that it can be used.
 
     Args:
         study_dir: folder of a study.
         out: file to write; paths in it are relative to its folder.
         trial: number of the config; None: the winner, or the best so far.
+        mindformers: a MindFormers YAML; then `out` becomes one that differs from it in the tuned
+            keys and in the `mindtune` block, which holds the content of a best_config.yaml.
 
     Raises:
-        ConfigError: if there is no such config, it did not end ok, or what was written breaks the
-            batch identity; then `out` is as it was.
+        ConfigError: if there is no such config, it did not end ok, what was written breaks the
+            batch identity, or the MindFormers YAML lacks a tuned key; then `out` is as it was.
     """
     folder = StudyFolder(study_dir)
     summary = read_summary(folder)
@@ -63,10 +70,20 @@ def export(study_dir: Path, *, out: Path, trial: int | None = None) -> BestConfi
     study = read_document(StudyFile, folder.study_file)
     check_batch(chosen.knobs, study.training.global_batch_size)
     best = _best_config(folder, study, summary, chosen, out.parent)
+    tree = None
+    if mindformers is not None:
+        base_config = relocated(mindformers.name, old=mindformers.parent, new=out.parent)
+        best = best.model_copy(update={"callback": "mindformers", "base_config": base_config})
+        added = {key for key, entry in study.overrides.items() if may_add(entry)}
+        batch = study.training.global_batch_size
+        tree = tuned_yaml(mindformers, best, added=added, global_batch_size=batch)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.unchecked")
     try:
-        write_yaml(partial, best, header=_HEADER)
+        if mindformers is None:
+            write_yaml(partial, best, header=_HEADER)
+        else:
+            write_atomic(partial, tuned_header(mindformers) + dump_yaml(tree))
         read_best_config(partial)
         partial.replace(out)
     finally:
@@ -88,6 +105,7 @@ def _best_config(
     return BestConfig(
         command=relocated_command(study.trial.command, old=root, new=target),
         launcher=study.trial.launcher,
+        callback=study.trial.callback,
         base_config=base_config and relocated(base_config, old=root, new=target),
         overrides=TrialConfig(study, root, {}).overrides(chosen.knobs),
         knobs=chosen.knobs,

@@ -54,7 +54,8 @@ def study_identity(setup: StudySetup) -> Identity:
     steps = {"warmup_steps": trial.warmup_steps, "measure_steps": trial.measure_steps}
     parts: dict[str, Any] = {
         "study.name and study.seed": [study.study.name, study.study.seed],
-        "trial.command": [trial.command, trial.launcher],
+        # A study that was started before callbacks could be named goes on without.
+        "trial.command": [trial.command, trial.launcher, *filter(None, [trial.callback])],
         "trial.warmup_steps and measure_steps": steps,
         "trial.load_checkpoint": trial.load_checkpoint,
         "the base config": dump_yaml(setup.config.base),

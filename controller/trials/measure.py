@@ -137,7 +137,7 @@ class Measurer:
             deadline_s=plan.deadline_s,
             num_ranks=num_ranks(knobs),
             launcher=trial.launcher,
-            env=self.setup.config.environment(knobs),
+            env=self.setup.config.environment(knobs, folder=folder),
             should_stop=_watch(folder, plan, bar, on_progress),
         )
         outcome = record_outcome(

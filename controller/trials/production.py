@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,12 @@ from mindtune.controller.contract import (
 )
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.settings import split_best_config
+from mindtune.controller.mindformers.plug_in import (
+    ENV_REGISTER_PATH,
+    check_command,
+    plugged_in,
+    register_folder,
+)
 from mindtune.controller.records import read_signals
 from mindtune.controller.trials.commands import resolve_command
 from mindtune.controller.trials.config_tree import dotted_keys, set_key
@@ -65,6 +72,14 @@ class RunPlan:
     path: Path
     faults: tuple[AnyFault, ...] = ()
     """Faults that it plants on purpose."""
+
+    def program_config(self) -> dict[str, Any]:
+        """Return what the program is given: the config, with our callback where it takes one."""
+        if self.best.callback != "mindformers":
+            return self.config
+        base = self.path.parent / (self.best.base_config or "")
+        folders = [self.path.resolve().parent, base.resolve().parent]
+        return plugged_in(self.config, folders=folders, in_trial=False)
 
 
 def read_best_config(path: Path) -> RunPlan:
@@ -110,6 +125,8 @@ def _checked(content: object, *, source: str) -> tuple[BestConfig, tuple[AnyFaul
     check_launcher(best.launcher)
     check_ranks(best.launcher, num_ranks(knobs))
     check_policies(best.policies)
+    if best.callback == "mindformers":
+        check_command(best.command)
     return best, live.faults
 
 
@@ -154,7 +171,7 @@ def run_best_config(
 def _inputs(plan: RunPlan) -> dict[str, str]:
     """Return the files that the program finds in the run's folder: name -> text."""
     inputs = {
-        "config.yaml": _fault_note(plan.faults) + dump_yaml(plan.config),
+        "config.yaml": _fault_note(plan.faults) + dump_yaml(plan.program_config()),
         KnobsFile.FILE: dump_yaml(KnobsFile(knobs=plan.best.knobs).to_plain()),
     }
     if plan.faults:
@@ -170,6 +187,9 @@ def _run(plan: RunPlan, out: Path, command: list[str], *, best: Path, mode: str)
         ENV_CONFIG: str(best.resolve()),
         ENV_MODE: mode,
     }
+    if plan.best.callback == "mindformers":
+        own = environment.get(ENV_REGISTER_PATH) or os.environ.get(ENV_REGISTER_PATH)
+        environment[ENV_REGISTER_PATH] = str(register_folder(out, own))
     if plan.faults:
         environment[ENV_FAULTS] = str(out / FaultPlan.FILE)
     started = time.time()

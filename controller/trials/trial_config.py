@@ -27,6 +27,13 @@ from mindtune.controller.contract import (
     write_yaml,
 )
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.mindformers.base_yaml import MindFormersYaml
+from mindtune.controller.mindformers.plug_in import (
+    ENV_REGISTER_PATH,
+    check_command,
+    plugged_in,
+    register_folder,
+)
 from mindtune.controller.trials.config_tree import get_key, set_key
 from mindtune.controller.trials.spelling import Spelling
 from mindtune.search.errors import SearchError
@@ -96,8 +103,8 @@ class TrialConfig:
         """Read the base config of a study and check that every override has its place there.
 
         Raises:
-            ConfigError: if the base config is missing or no mapping, or an override's key does
-                not exist in it.
+            ConfigError: if the base config is missing or no mapping, an override's key does not
+                exist in it, or it is to take MindFormers' callback and cannot.
         """
         name = study.trial.base_config
         base = {} if name is None else read_yaml(base_dir / name, repeated_keys=True)
@@ -109,6 +116,9 @@ class TrialConfig:
                 f"{type(base).__name__}."
             )
         config = cls(study, base_dir, base)
+        if study.trial.callback == "mindformers":
+            MindFormersYaml.of(base, source=config.source)
+            check_command(study.trial.command)
         trial = copy.deepcopy(base)
         for key in study.overrides:
             parent = next((k for k in study.overrides if key.startswith(f"{k}.")), None)
@@ -217,13 +227,27 @@ class TrialConfig:
                 ) from None
         return changed
 
-    def environment(self, knobs: Mapping[str, KnobValue]) -> dict[str, str]:
-        """Return the environment variables that a config sets."""
+    def environment(
+        self, knobs: Mapping[str, KnobValue], *, folder: Path | None = None
+    ) -> dict[str, str]:
+        """Return the environment variables that a config sets.
+
+        Args:
+            knobs: the config.
+            folder: of the trial, for modules of the user's that MindFormers registers.
+
+        Raises:
+            ConfigError: if the user's REGISTER_PATH is no folder.
+        """
         variables = knob_environment(knobs)
         if self.study.trial.load_checkpoint is not None:
             variables[ENV_CHECKPOINT] = str(
                 (self.base_dir / self.study.trial.load_checkpoint).resolve()
             )
+        if self.study.trial.callback == "mindformers":
+            own = variables.get(ENV_REGISTER_PATH) or os.environ.get(ENV_REGISTER_PATH)
+            registered = register_folder(folder or self.base_dir, own if folder else None)
+            variables[ENV_REGISTER_PATH] = str(registered)
         return variables
 
     def merged(self, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,6 +265,11 @@ class TrialConfig:
             The path of config.yaml, which `{config}` stands for.
         """
         path = folder / "config.yaml"
-        write_atomic(path, dump_yaml(self.merged(self.overrides(knobs))))
+        tree = self.merged(self.overrides(knobs))
+        if self.study.trial.callback == "mindformers":
+            base_config = self.base_dir / str(self.study.trial.base_config)
+            folders = [base_config.resolve().parent, self.base_dir]
+            tree = plugged_in(tree, folders=folders, in_trial=True)
+        write_atomic(path, dump_yaml(tree))
         write_yaml(folder / KnobsFile.FILE, KnobsFile(knobs=dict(knobs), trial=plan))
         return path

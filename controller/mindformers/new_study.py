@@ -1,0 +1,39 @@
+"""Write the study file of a MindFormers YAML, checked as a search would check it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mindtune.controller.contract import write_atomic
+from mindtune.controller.mindformers.base_yaml import MindFormersYaml
+from mindtune.controller.mindformers.study_text import study_text
+from mindtune.controller.trials.study_setup import load_study
+
+__all__ = ["write_study"]
+
+
+def write_study(base: Path, out: Path, *, num_devices: int | None = None) -> list[str]:
+    """Write a study file.
+
+    Args:
+        base: MindFormers YAML; stays as it is.
+        out: file to write.
+        num_devices: devices of the job; None: as many as the degrees of the YAML fill.
+
+    Returns:
+        What was not understood, or is unusual; one sentence each.
+
+    Raises:
+        ConfigError: the YAML is none of MindFormers', or not valid; then nothing is written.
+        SearchError: a value of it is none that a knob can have; nothing is written either.
+    """
+    text, notes = study_text(MindFormersYaml.read(base), base, out, num_devices=num_devices)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unchecked = out.with_name(f".{out.name}.unchecked{out.suffix}")
+    try:
+        write_atomic(unchecked, text)
+        load_study(unchecked)
+        unchecked.replace(out)
+    finally:
+        unchecked.unlink(missing_ok=True)
+    return notes

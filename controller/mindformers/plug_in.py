@@ -1,0 +1,142 @@
+"""Makes a MindFormers YAML that runs in a folder of its own, with our callback.
+
+The user's file is never edited: a trial and a production run get a YAML of their own.
+MindFormers loads a callback that it does not know from the folder that `REGISTER_PATH` names, by
+`auto_register: module.Class`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.mindformers import register
+
+__all__ = ["ENV_REGISTER_PATH", "check_command", "plugged_in", "register_folder"]
+
+ENV_REGISTER_PATH = "REGISTER_PATH"
+"""Read by MindFormers: one folder, whose modules `auto_register` can name."""
+_TYPE = "TuneCallback"
+_ENTRY = {"type": _TYPE, "auto_register": f"mindtune_callback.{_TYPE}"}
+_SAVER = "CheckpointMonitor"
+_FLAG = "--register_path"
+_FOLDER = "register"
+_OWN_OUTPUT = "./output"
+"""MindFormers' default, below the working directory, which is the run's folder."""
+_PATH_ENDINGS = ("_dir", "_path", "_file", "_files", "_file_path", "path_or_dir", "name_or_path")
+_PATH_KEYS = ("path", "data_path", "load_checkpoint", "dataset_dir")
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Refuse a command that would take the place of our folder.
+
+    Raises:
+        ConfigError: it sets `--register_path` itself.
+    """
+    for word in command:
+        if word == _FLAG or word.startswith(f"{_FLAG}="):
+            raise ConfigError(
+                f"the command must leave {_FLAG} out, since our callback is registered from a "
+                f"folder too, but has {word!r}; name your folder by the variable "
+                f"{ENV_REGISTER_PATH}: its modules are found beside ours."
+            )
+
+
+def plugged_in(
+    tree: Mapping[str, Any], *, folders: Sequence[Path], in_trial: bool
+) -> dict[str, Any]:
+    """Return a YAML's content as a trial or a run takes it.
+
+    Our callback joins the list, unless it is there; relative paths of files that exist beside the
+    user's own files become absolute, since the program runs elsewhere. A trial writes into its
+    own folder and saves no checkpoints.
+
+    Args:
+        tree: content of the YAML; stays as it is.
+        folders: what relative paths may be relative to, the first that fits.
+        in_trial: whether it is a trial.
+
+    Raises:
+        ConfigError: `callbacks` is no list.
+    """
+    changed = copy.deepcopy(dict(tree))
+    entries = changed.get("callbacks")
+    if entries is None:
+        entries = []
+    if not isinstance(entries, list):
+        raise ConfigError(
+            f"callbacks of a MindFormers YAML must be a list of entries with a type, but got "
+            f"{entries!r}."
+        )
+    types = [entry.get("type") if isinstance(entry, dict) else None for entry in entries]
+    if in_trial:
+        entries = [e for e, kind in zip(entries, types, strict=True) if kind != _SAVER]
+        changed["output_dir"] = _OWN_OUTPUT
+    changed["callbacks"] = entries if _TYPE in types else [*entries, dict(_ENTRY)]
+    _absolute(changed, folders)
+    return changed
+
+
+def register_folder(folder: Path, own: str | None = None) -> Path:
+    """Return the folder for `REGISTER_PATH`: ours, with the user's modules where there are some.
+
+    Args:
+        folder: of the trial or run; takes the links, if any.
+        own: the user's REGISTER_PATH.
+
+    Raises:
+        ConfigError: the user's folder is none.
+    """
+    ours = Path(next(iter(register.__path__))).resolve()
+    if not own or Path(own).resolve() == ours:
+        return ours
+    theirs = Path(own).resolve()
+    if not theirs.is_dir():
+        raise ConfigError(f"{ENV_REGISTER_PATH} must name a folder, but there is no {own}.")
+    together = folder / _FOLDER
+    together.mkdir(parents=True, exist_ok=True)
+    _link(together, [*theirs.iterdir(), *ours.glob("mindtune_*.py")])
+    return together
+
+
+def _link(folder: Path, paths: Iterable[Path]) -> None:
+    for path in paths:
+        link = folder / path.name
+        if link.is_symlink():
+            link.unlink()
+        if not link.exists():
+            link.symlink_to(path)
+
+
+def _absolute(node: Any, folders: Sequence[Path]) -> None:
+    """Make paths in a tree absolute, in place."""
+    if not isinstance(node, dict):
+        for entry in node if isinstance(node, list) else []:
+            _absolute(entry, folders)
+        return
+    for key, value in node.items():
+        if not _names_path(key):
+            _absolute(value, folders)
+        elif isinstance(value, str):
+            node[key] = _found(value, folders)
+        elif isinstance(value, list):
+            node[key] = [_found(v, folders) if isinstance(v, str) else v for v in value]
+        else:
+            _absolute(value, folders)
+
+
+def _names_path(key: object) -> bool:
+    return isinstance(key, str) and (key in _PATH_KEYS or key.endswith(_PATH_ENDINGS))
+
+
+def _found(text: str, folders: Sequence[Path]) -> str:
+    if not text or Path(text).is_absolute():
+        return text
+    for folder in folders:
+        # The files of Megatron's datasets are named without their ending.
+        if any((folder / f"{text}{ending}").exists() for ending in ("", ".bin")):
+            return str((folder / text).resolve())
+    return text

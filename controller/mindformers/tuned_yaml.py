@@ -1,0 +1,64 @@
+"""The user's MindFormers YAML with the tuned keys of a study, and where they come from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from mindtune.controller.contract import MINDFORMERS_KEY, BestConfig, KnobOverride
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.mindformers.base_yaml import MindFormersYaml
+from mindtune.controller.trials.config_tree import set_key
+from mindtune.search.layout import num_ranks
+
+__all__ = ["may_add", "tuned_header", "tuned_yaml"]
+
+_DEFAULTS = {
+    "data_parallel": 1, "model_parallel": 1, "pipeline_stage": 1, "context_parallel": 1,
+}  # fmt: skip
+
+
+def may_add(entry: str | KnobOverride) -> bool:
+    """Tell whether an override adds its key where the YAML lacks it."""
+    return isinstance(entry, KnobOverride) and entry.create
+
+
+def tuned_yaml(
+    path: Path, best: BestConfig, *, added: Collection[str], global_batch_size: int
+) -> dict[str, Any]:
+    """Return the content of a MindFormers YAML with a config's keys and the `mindtune` block.
+
+    Args:
+        path: the YAML; stays as it is.
+        best: the config.
+        added: keys that the YAML may lack.
+        global_batch_size: samples of an optimizer step, by the study.
+
+    Raises:
+        ConfigError: it is no MindFormers YAML, lacks a tuned key, or would train another batch.
+    """
+    base = MindFormersYaml.read(path)
+    tree = copy.deepcopy(base.tree)
+    tree.pop(MINDFORMERS_KEY, None)
+    for key, value in best.overrides.items():
+        set_key(tree, key, value, source=base.source, create=key in added)
+    ranks = num_ranks({**_DEFAULTS, **best.knobs})
+    batch = MindFormersYaml.of(tree, source=base.source).batch(ranks).global_batch_size
+    if batch != global_batch_size:
+        raise ConfigError(
+            f"{path} must train global_batch_size = {global_batch_size} samples a step with the "
+            f"tuned keys, as the study did, but trains {batch}; use the YAML that the study was "
+            "made from, or correct runner_config and micro_batch_interleave_num."
+        )
+    return {**tree, MINDFORMERS_KEY: best.to_plain()}
+
+
+def tuned_header(path: Path) -> str:
+    """Return the comment at the head of the file."""
+    return (
+        f"# {path.name} with the keys that a study has tuned, and the block `{MINDFORMERS_KEY}`:\n"
+        "# for MindFormers, and for `mindtune run` and TuneCallback. Comments of that file are\n"
+        "# not here; its other keys are as they were.\n"
+    )

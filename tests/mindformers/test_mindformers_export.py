@@ -1,0 +1,171 @@
+"""From a MindFormers study to a MindFormers YAML, and to the run that takes it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mindtune.controller.cli.app import main
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.mindformers.plug_in import check_command, plugged_in, register_folder
+from mindtune.controller.trials.config_tree import dotted_keys, get_key
+from mindtune.controller.trials.study_setup import load_study
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """Search three configs of `single.yaml`, with the program in MindFormers' place."""
+    folder = tmp_path_factory.mktemp("project")
+    tree = yaml.safe_load((HERE / "single.yaml").read_text())
+    tree["train_dataset_task"]["dataset_config"] = tree[
+        "train_dataset"
+    ]  # an alias, as users write
+    (folder / "base.yaml").write_text("# mine\n" + yaml.safe_dump(tree, sort_keys=False))
+    (folder / "data").mkdir()
+    (folder / "reporting_trainer.py").write_bytes((HERE / "reporting_trainer.py").read_bytes())
+    (folder / "modules").mkdir()
+    (folder / "modules" / "mine.py").write_text("")
+    assert (
+        main(["init", "--mindformers", str(folder / "base.yaml"), str(folder / "study.yaml")]) == 0
+    )
+    study = yaml.safe_load((folder / "study.yaml").read_text())
+    study["trial"] |= {
+        "command": ["python", "reporting_trainer.py", "--config", "{config}"],
+        "warmup_steps": 0, "measure_steps": 4, "confirm_steps": 4, "repeats": 1,
+        "startup_deadline": "30s", "deadline": "30s",
+    }  # fmt: skip
+    study["study"]["trials"] = 3
+    study["space"] |= {"recompute": ["none", "full", [2]], "data_workers": 2, "prefetch": 1}
+    (folder / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REGISTER_PATH", str(folder / "modules"))
+        assert main(["search", str(folder / "study.yaml"), "--out", str(folder / "study")]) == 0
+    return folder
+
+
+def different(tree, base):
+    """Return the dotted keys of leaves in which two trees differ."""
+    keys = {*dotted_keys(tree), *dotted_keys(base)}
+    leaves = [key for key in keys if not any(other.startswith(f"{key}.") for other in keys)]
+    missing = object()
+
+    def at(content, key):
+        try:
+            return get_key(content, key, source="x")
+        except ConfigError:
+            return missing
+
+    return {key for key in leaves if at(tree, key) != at(base, key)}
+
+
+def test_a_trial_has_our_callback_and_nothing_of_it_leaves_its_folder(project):
+    trials = sorted((project / "study" / "trials").glob("*/repeat_0"))
+    assert len(trials) == 3
+    for trial in trials:
+        tree = yaml.safe_load((trial / "config.yaml").read_text())
+        types = [entry["type"] for entry in tree["callbacks"]]
+        assert types == ["MFLossMonitor", "TuneCallback"]  # and saves no checkpoint
+        assert tree["output_dir"] == "./output"
+        assert tree["train_dataset"]["data_loader"]["dataset_dir"] == str(project / "data")
+        assert json.loads((trial / "trial.json").read_text())["outcome"] == "ok"
+        # The user's own modules are found beside ours.
+        assert {"mine.py", "mindtune_callback.py"} <= set(
+            json.loads((trial / "stdout.log").read_text().splitlines()[0])
+        )
+
+
+def test_the_exported_yaml_differs_in_the_tuned_keys_and_carries_the_study(project, capsys):
+    out = project / "tuned" / "best.yaml"
+    code = main(["export", str(project / "study"), "--mindformers", str(project / "base.yaml"),
+                 "--out", str(out)])  # fmt: skip
+    assert code == 0
+    assert "comments of" in capsys.readouterr().out
+    tree = yaml.safe_load(out.read_text())
+    base = yaml.safe_load((project / "base.yaml").read_text())
+    best = tree.pop("mindtune")
+    assert different(tree, base) == {"recompute_config.recompute"}
+    assert tree["recompute_config"]["recompute"] is True  # the fastest
+    assert best["knobs"]["recompute"] == "full"
+    assert best["provenance"]["study"] == "base"
+    assert set(best["overrides"]) >= {"recompute_config.recompute", "runner_config.batch_size"}
+
+
+def test_a_run_takes_the_exported_yaml_and_gets_our_callback(project):
+    best, out = project / "best.yaml", project / "run"
+    assert main(["export", str(project / "study"), "--mindformers", str(project / "base.yaml"),
+                 "--out", str(best)]) == 0  # fmt: skip
+    assert main(["run", str(best), "--out", str(out), "--mode", "observe"]) == 0
+    tree = yaml.safe_load((out / "config.yaml").read_text())
+    assert "mindtune" not in tree
+    assert [entry["type"] for entry in tree["callbacks"]] == [
+        "MFLossMonitor", "CheckpointMonitor", "TuneCallback",
+    ]  # fmt: skip
+    # A run writes where the user wants it.
+    assert tree["output_dir"] == "/jobs/llama/output"
+    assert tree["train_dataset"]["data_loader"]["dataset_dir"] == str(project / "data")
+
+
+def test_the_plain_export_starts_the_same_run(project):
+    best, out = project / "plain.yaml", project / "plain_run"
+    assert main(["export", str(project / "study"), "--out", str(best)]) == 0
+    assert yaml.safe_load(best.read_text())["callback"] == "mindformers"
+    assert main(["run", str(best), "--out", str(out)]) == 0
+    tree = yaml.safe_load((out / "config.yaml").read_text())
+    assert [entry["type"] for entry in tree["callbacks"]][-1] == "TuneCallback"
+
+
+def test_export_refuses_a_yaml_that_trains_another_batch_or_lacks_a_key(project, capsys):
+    out = project / "refused.yaml"
+    tree = yaml.safe_load((project / "base.yaml").read_text())
+    tree["use_parallel"] = True  # then micro_batch_interleave_num counts
+    tree["micro_batch_interleave_num"] = 2
+    for changed, told in (
+        (tree, "must train global_batch_size = 4 samples"),
+        (
+            {**tree, "recompute_config": {}},
+            "'recompute_config.recompute' of `overrides` must exist in",
+        ),
+        ({"lr": 1}, "must be a MindFormers YAML"),
+    ):
+        (project / "other.yaml").write_text(yaml.safe_dump(changed))
+        code = main(["export", str(project / "study"), "--out", str(out),
+                     "--mindformers", str(project / "other.yaml")])  # fmt: skip
+        said = " ".join(capsys.readouterr().err.split())
+        assert (code, out.exists()) == (2, False)
+        assert told in said
+
+
+def test_a_command_that_names_the_folder_itself_is_refused(project):
+    for words in (["--register_path", "here"], ["--register_path=here"]):
+        with pytest.raises(ConfigError, match="by the variable REGISTER_PATH"):
+            check_command(["python", "run_mindformer.py", *words])
+    study = yaml.safe_load((project / "study.yaml").read_text())
+    study["trial"]["command"] += ["--register_path", "modules"]
+    (project / "refused_study.yaml").write_text(yaml.safe_dump(study))
+    with pytest.raises(ConfigError, match="must leave --register_path out"):
+        load_study(project / "refused_study.yaml")
+
+
+def test_a_callback_that_is_there_is_not_added_again(tmp_path):
+    own = {"type": "TuneCallback", "auto_register": "tune.TuneCallback"}
+    tree = {"callbacks": [own], "output_dir": "/o", "load_checkpoint": "ckpt"}
+    (tmp_path / "ckpt").mkdir()
+    plugged = plugged_in(tree, folders=[tmp_path / "none", tmp_path], in_trial=False)
+    assert plugged["callbacks"] == [own]
+    assert plugged["load_checkpoint"] == str(tmp_path / "ckpt")
+    assert tree["load_checkpoint"] == "ckpt"
+    assert plugged_in({}, folders=[], in_trial=True)["callbacks"][0]["type"] == "TuneCallback"
+    with pytest.raises(ConfigError, match="must be a list of entries"):
+        plugged_in({"callbacks": "MFLossMonitor"}, folders=[], in_trial=True)
+
+
+def test_the_folder_to_register_from_is_ours_alone_where_the_user_has_none(tmp_path):
+    ours = register_folder(tmp_path)
+    assert (ours / "mindtune_callback.py").is_file()
+    assert list(tmp_path.iterdir()) == []
+    assert register_folder(tmp_path, str(ours)) == ours
+    with pytest.raises(ConfigError, match="must name a folder"):
+        register_folder(tmp_path, str(tmp_path / "missing"))
