@@ -6,6 +6,12 @@ from pathlib import Path
 
 from mindtune.controller.reports.figures import Point, bars, scatter
 from mindtune.controller.reports.page import Column, Page, Section, Table, number
+from mindtune.controller.reports.study_findings import (
+    ablation_section,
+    front_section,
+    kept_section,
+    noise_section,
+)
 from mindtune.controller.trials.study_folder import StudyFolder
 from mindtune.controller.trials.summary import StudySummary, TrialSummary, read_summary
 from mindtune.controller.units import format_duration, format_size
@@ -26,14 +32,19 @@ def study_page(folder: Path) -> Page:
         subtitle=(
             f"{len(summary.trials)} of {summary.planned} planned configs measured; "
             f"{summary.feasible} of {summary.total} configs feasible"
+            + (f"; the search ended: {summary.search_ended}" if summary.search_ended else "")
         ),
         lead=_lead(summary),
         sections=[
             section
             for section in (
                 _winner(summary),
+                ablation_section(summary),
                 _values(summary),
+                noise_section(summary),
+                front_section(summary),
                 _trade_off(summary),
+                kept_section(summary),
                 _trials(summary),
                 _rules(summary),
             )

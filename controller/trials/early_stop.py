@@ -1,10 +1,7 @@
-"""Stop a trial that cannot catch up with the best any more.
+"""Stop a trial that cannot catch up with the best any more: what it records, as it grows.
 
-Theory of operation. The value is mfu^a x stability^b, and MFU falls as 1 / step time because
-every config trains the same samples per step. What is still to be measured is assumed to go as
-well as it can: the median step as fast as the fastest step seen, no further bad step, no jitter.
-If even that value lies below the best one by a margin, the rest of the trial is not worth its
-time. A trial that writes no progress is never stopped, nor is the base config.
+`search.halving` judges it at its rungs. A trial that writes no progress is never stopped, nor is
+the base config, nor one that is about to end.
 """
 
 from __future__ import annotations
@@ -16,27 +13,12 @@ from pathlib import Path
 
 from mindtune.controller.contract import SignalRow, read_rows
 from mindtune.controller.errors import ConfigError
+from mindtune.search.halving import Bar, hopeless
 
-__all__ = ["Bar", "Progress", "ProgressReader", "hopeless"]
+__all__ = ["Progress", "ProgressReader", "stop_reason"]
 
-_MARGIN = 0.2
-"""Share by which the optimistic value must lie below the best. Two equal trials on a busy
-two-core machine differ by about that much."""
-_MIN_STEPS = 5
-_MIN_SHARE = 0.2
-"""Share of the measured steps that a judgement needs, and at least `_MIN_STEPS`."""
 _MIN_SAVING_S = 2.0
 """A trial that is over by then may end by itself: what it measures is worth more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bar:
-    """The best trial so far, as what a running one is compared with."""
-
-    step_time_s: float
-    stability: float
-    mfu_exponent: float
-    stability_exponent: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,28 +93,22 @@ def _is_bad(row: SignalRow) -> bool:
     )
 
 
-def hopeless(progress: Progress, bar: Bar, *, measure_steps: int) -> str | None:
-    """Return why a trial cannot catch up with the best, or None while it can.
+def stop_reason(progress: Progress, bar: Bar, *, measure_steps: int) -> str | None:
+    """Return why a trial is to be stopped, or None while it may catch up with the best.
 
     Args:
         progress: what it has recorded.
         bar: the best trial so far.
         measure_steps: steps that it is to measure in all.
     """
-    needed = max(_MIN_STEPS, math.ceil(_MIN_SHARE * measure_steps))
-    if progress.measured < needed:
+    found = hopeless(progress.step_time_s, progress.bad, bar, measure_steps=measure_steps)
+    if found is None:
         return None
-    fastest_s = min(progress.step_time_s)
-    if (measure_steps - progress.measured) * fastest_s < _MIN_SAVING_S:
-        return None
-    speed = bar.step_time_s / fastest_s
-    stability = max(0.0, 1.0 - progress.bad / measure_steps)
-    steadiness = stability / bar.stability if bar.stability > 0 else 1.0
-    share = speed**bar.mfu_exponent * steadiness**bar.stability_exponent
-    if share >= 1.0 - _MARGIN:
+    left_s = (measure_steps - progress.measured) * found.step_time_s
+    if left_s < _MIN_SAVING_S:
         return None
     return (
-        f"stopped after {progress.measured} of {measure_steps} steps: at best "
-        f"{share:.0%} of the best value (fastest step {fastest_s:.3g} s, best config "
-        f"{bar.step_time_s:.3g} s)"
+        f"stopped after {progress.measured} of {measure_steps} steps: at best {found.share:.0%} "
+        f"of the best value by its first {found.steps} (a step of {found.step_time_s:.3g} s, best "
+        f"config {bar.step_time_s:.3g} s), and noise explains {found.margin:.0%}"
     )

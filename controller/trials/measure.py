@@ -15,7 +15,7 @@ from mindtune.controller.contract import (
     read_document,
 )
 from mindtune.controller.errors import ConfigError
-from mindtune.controller.trials.early_stop import Bar, ProgressReader, hopeless
+from mindtune.controller.trials.early_stop import ProgressReader, stop_reason
 from mindtune.controller.trials.identity import Identity, measurement_hash
 from mindtune.controller.trials.launcher import launch
 from mindtune.controller.trials.measured import measured_trial
@@ -24,6 +24,7 @@ from mindtune.controller.trials.process_tree import end_processes, marked
 from mindtune.controller.trials.study_folder import StudyFolder
 from mindtune.controller.trials.study_setup import StudySetup
 from mindtune.controller.trials.trial_config import num_ranks
+from mindtune.search.halving import Bar
 from mindtune.search.knobs import Config, KnobValue
 from mindtune.search.scoring import MeasuredTrial
 
@@ -194,6 +195,6 @@ def _watch(
             on_progress(progress.steps, now - started)
         if bar is None:
             return None
-        return hopeless(progress, bar, measure_steps=plan.measure_steps)
+        return stop_reason(progress, bar, measure_steps=plan.measure_steps)
 
     return should_stop

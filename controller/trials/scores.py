@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mindtune.controller.contract import StudyFile
-from mindtune.controller.trials.early_stop import Bar
 from mindtune.controller.trials.measure import Launch
 from mindtune.controller.trials.measured import final_loss
 from mindtune.controller.trials.summary import Measurement
 from mindtune.controller.units import format_size
 from mindtune.search.facts import StudyFacts
+from mindtune.search.halving import Bar
 from mindtune.search.scoring import Exponents, MeasuredTrial, Score, score
 
 __all__ = ["Scorer"]
@@ -90,8 +90,13 @@ class Scorer:
             wall_s=record.wall_s,
         )
 
-    def bar(self, best: Measurement) -> Bar | None:
-        """Return what a running trial is compared with."""
+    def bar(self, best: Measurement, *, noise: float | None) -> Bar | None:
+        """Return what a running trial is compared with.
+
+        Args:
+            best: the best trial so far.
+            noise: from part to part of a launch; None: not known.
+        """
         if best.step_time_s is None or best.stability is None:
             return None
         return Bar(
@@ -99,4 +104,5 @@ class Scorer:
             stability=best.stability,
             mfu_exponent=self.study.score.mfu,
             stability_exponent=self.study.score.stability,
+            noise=noise or 0.0,
         )

@@ -115,6 +115,7 @@ class SearchLoop:
                 break
             self._try(proposal.number, proposal.config)
         self.is_searching = False
+        self.state.search_ended = self.proposer.stopped or ""
         self._plan_time()
         self.emit(StudyNote(message=f"the search is over: {self.proposer.stopped}"))
 
@@ -194,7 +195,6 @@ class SearchLoop:
                 time_left_s=self.time_left.seconds(),
             )
         )
-        best = self.state.best()
         compared = phase == "search" and number != BASE
 
         def tell(done: int, elapsed_s: float) -> None:
@@ -209,7 +209,7 @@ class SearchLoop:
                 )
             )
 
-        bar = self.state.scorer.bar(best) if best is not None and compared else None
+        bar = self.state.bar() if compared else None
         for _ in range(1 + _RESTARTS):
             launch = self.measurer.measure(config, plan, bar=bar, on_progress=tell)
             if launch.outcome.record.outcome != "interrupted":

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mindtune.controller.contract import RejectedRule, write_json
+from mindtune.controller.trials.conclusions import (
+    ablation,
+    kept_steps,
+    speed_front,
+    trial_noise,
+)
 from mindtune.controller.trials.confirm import BASE, Verdict
 from mindtune.controller.trials.measure import Launch
 from mindtune.controller.trials.scores import Scorer
 from mindtune.controller.trials.study_folder import StudyFolder
 from mindtune.controller.trials.study_setup import StudySetup
-from mindtune.controller.trials.summary import Measurement, StudySummary, TrialSummary
+from mindtune.controller.trials.summary import (
+    Measurement,
+    StudySummary,
+    TrialSummary,
+    confirming,
+)
 from mindtune.search.constraints import SpaceReport
 from mindtune.search.convergence import ConvergenceVerdict
+from mindtune.search.halving import Bar
 from mindtune.search.knobs import Config
+from mindtune.search.noise import part_noise
 from mindtune.search.scoring import best_by
 
 __all__ = ["StudyState"]
@@ -37,6 +50,8 @@ class StudyState:
     leaders: tuple[int, ...] = ()
     verdicts: Mapping[int, ConvergenceVerdict] = field(default_factory=dict)
     final: Verdict | None = None
+    search_ended: str = ""
+    """Why no further config is tried; empty: the search goes on."""
 
     def add(self, config: Config, launch: Launch) -> Measurement:
         """Take over a measurement and return it with its value."""
@@ -55,6 +70,22 @@ class StudyState:
         """Return the best of the search's own measurements."""
         number = self.best_number()
         return None if number is None else self.measurements(number)[0]
+
+    def bar(self) -> Bar | None:
+        """Return what a running trial is compared with; None: nothing is known to be good."""
+        best = self.best()
+        return (
+            None if best is None else self.scorer.bar(best, noise=part_noise(self._step_times()))
+        )
+
+    def _step_times(self) -> list[Sequence[float]]:
+        """Return the step times of every launch that ended ok."""
+        return [
+            launch.measured.step_time_s
+            for launches in self.launches.values()
+            for launch in launches
+            if launch.measured is not None and launch.outcome.record.outcome == "ok"
+        ]
 
     def best_number(self) -> int | None:
         """Return the config with the best value of the search."""
@@ -97,6 +128,8 @@ class StudyState:
         winner, reason = self.best_number(), "the best so far, not confirmed"
         if self.final is not None:
             winner, reason = self.final.winner, self.final.reason
+        trials = [self._trial(number) for number in sorted(self.launches)]
+        noise = trial_noise(trials, self._step_times())
         return StudySummary(
             study=self.setup.study.study.name,
             complete=self.final is not None,
@@ -108,11 +141,22 @@ class StudyState:
                 RejectedRule(rule=r.rule, count=r.count, reason=r.reason, example=r.example)
                 for r in self.report.rejected
             ],
-            trials=[self._trial(number) for number in sorted(self.launches)],
+            trials=trials,
             leaders=list(self.leaders),
             winner=winner,
             reason=reason if winner is not None or self.final is not None else "",
+            search_ended=self.search_ended,
+            front=speed_front(trials, noise),
+            kept=kept_steps(trials, self._versions()),
+            noise=noise,
+            ablation=ablation(self.configs, trials, base=BASE, winner=winner, noise=noise),
         )
+
+    def _versions(self) -> dict[int, str]:
+        return {
+            number: launches[0].outcome.record.config_hash or ""
+            for number, launches in self.launches.items()
+        }
 
     def save(self) -> None:
         """Rewrite summary.json."""
@@ -121,12 +165,8 @@ class StudyState:
     def _trial(self, number: int) -> TrialSummary:
         measurements = self.measurements(number)
         verdict = self.verdicts.get(number)
-        repeats = [
-            float(entry.value)
-            for entry in measurements
-            if entry.repeat > 0 and entry.outcome in ("ok", "infeasible") and entry.value
-        ]
         first = measurements[0]
+        repeats = [entry.value for entry in confirming(measurements) if entry.value]
         return TrialSummary(
             number=number,
             knobs=self.setup.knobs(self.configs[number]),

@@ -6,6 +6,8 @@ comparisons read it instead of the database.
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -25,7 +27,8 @@ from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.study_folder import StudyFolder
 from mindtune.search.knobs import KnobValue
 
-__all__ = ["Measurement", "StudySummary", "TrialSummary", "read_summary"]
+__all__ = ["AblationStep", "KeptStep", "Measurement", "StudySummary", "TrialNoise",
+           "TrialSummary", "confirming", "read_summary"]  # fmt: skip
 
 
 class Measurement(ContractModel):
@@ -77,10 +80,79 @@ class TrialSummary(ContractModel):
     def _canonical(cls, value: object) -> object:
         return canonical_knobs(value)
 
+    def search_value(self) -> float | None:
+        """Return the value of the search's own launch; None: it did not end ok."""
+        for entry in self.measurements:
+            if entry.repeat == 0 and entry.outcome == "ok" and entry.value:
+                return float(entry.value)
+        return None
+
+    def speed_and_stability(self) -> tuple[float, float] | None:
+        """Return medians of MFU (steps per second where there is none) and of stability, or None.
+
+        All configs of a study have MFU, or none has, and all train as many samples per step.
+        """
+        launches = [
+            (entry.mfu or 1.0 / entry.step_time_s, float(entry.stability))
+            for entry in self.confirming()
+            if entry.value and entry.step_time_s and entry.stability is not None
+        ]
+        if not launches:
+            return None
+        speeds, stabilities = zip(*launches, strict=True)
+        return statistics.median(speeds), statistics.median(stabilities)
+
     def confirming(self) -> list[Measurement]:
         """Return the ok measurements that values are taken from."""
         repeats = [entry for entry in self.measurements if entry.repeat > 0]
         return [entry for entry in repeats or self.measurements if entry.outcome == "ok"]
+
+
+class KeptStep(ContractModel):
+    """A config that was better than all before it, as the search went."""
+
+    trial: Count
+    value: Number
+    """Of the search's own launch, as the gain is."""
+    gain: Number | None = None
+    """Over the step before; null for the first."""
+    changed: dict[str, tuple[KnobValue, KnobValue]] = Field(default_factory=dict)
+    """Knob -> its values in the step before and in this one."""
+    version: str
+    """Hash of program, inputs, versions and knobs that it was measured with."""
+    way_back: str
+    """Command that makes a config file of it, for the study's folder."""
+
+
+class AblationStep(ContractModel):
+    """What one knob gave, or several that can only change together; both ends were measured."""
+
+    trial: Count
+    since: Count
+    """Trial of the step before; the first one's is the base config."""
+    changed: dict[str, tuple[KnobValue, KnobValue]]
+    """Knob -> its values in the step before and in this one."""
+    ratio: Number
+    """Of the search's own values."""
+    different: bool | None = None
+    """Whether that is more than noise (95 %); null: the noise of a launch is not known."""
+
+
+class TrialNoise(ContractModel):
+    """Relative standard deviations of what was measured though nothing was changed."""
+
+    step: Number | None = None
+    """Of a step time within a launch, robust; median over the launches."""
+    part: Number | None = None
+    """Of the median of a third of a launch."""
+    launch: Number | None = None
+    """Of the value from launch to launch of one config, pooled over the configs."""
+    launch_freedom: Count = 0
+    """Degrees of freedom that it rests on."""
+    common: Number | None = None
+    """Part of it that all configs of a round of launches share; null: not to be told apart."""
+    own: Number | None = None
+    """Part of it that every launch has of its own."""
 
 
 class StudySummary(Document):
@@ -105,6 +177,15 @@ class StudySummary(Document):
     """The best so far until the study is complete; null while nothing is ok."""
     reason: str = ""
     """Why it is the winner."""
+    search_ended: str = ""
+    """Why no further config was tried; empty: the search goes on."""
+    front: list[Count] = Field(default_factory=list)
+    """Configs that no other beats in speed and stability by more than noise."""
+    kept: list[KeptStep] = Field(default_factory=list)
+    """The improvements of the search, in order."""
+    noise: TrialNoise = TrialNoise()
+    ablation: list[AblationStep] = Field(default_factory=list)
+    """From the base config to the winner, as far as configs between them were measured."""
 
     def trial(self, number: int) -> TrialSummary:
         """Return a config by its number.
@@ -117,6 +198,15 @@ class StudySummary(Document):
                 return trial
         known = ", ".join(str(trial.number) for trial in self.trials) or "none yet"
         raise ConfigError(f"trial must be one of {known}, but got {number}.")
+
+
+def confirming(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Return the confirming ones with a value, those above the memory limit included."""
+    return [
+        entry
+        for entry in measurements
+        if entry.repeat > 0 and entry.outcome in ("ok", "infeasible") and entry.value
+    ]
 
 
 def read_summary(folder: StudyFolder) -> StudySummary:

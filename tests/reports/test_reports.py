@@ -226,6 +226,12 @@ def test_study_report_shows_winner_trials_and_rules(tmp_path):
             TrialSummary(number=3, knobs={"recompute": "interval:4"}, outcome="pruned", value=0.9),
         ],
         leaders=[1], winner=1, reason="It is better beyond the noise.",
+        search_ended="3 of 3 trials are done", front=[1],
+        kept=[{"trial": 1, "value": 0.3, "gain": 1.5, "changed": {"recompute": ("full", "none")},
+               "version": "abc", "way_back": "mindtune export . --trial 1 --out trial_1.yaml"}],
+        ablation=[{"trial": 1, "since": 0, "changed": {"recompute": ("full", "none")},
+                   "ratio": 1.5, "different": True}],
+        noise={"step": 0.031, "launch": 0.052, "launch_freedom": 2},
     )  # fmt: skip
     write_json(tmp_path / "summary.json", summary)
     page, text = read(write_report(tmp_path, tmp_path / "r.html"))
@@ -235,7 +241,14 @@ def test_study_report_shows_winner_trials_and_rules(tmp_path):
     assert "2 oom - - - - - - 0 recompute=interval:2 Allocate memory failed" in text
     assert "memory 9 too much" in text
     assert len(study_report._values(summary).figure.split('id="xtick_')) == 1 + 2, "0 and 1 alone"
-    assert page.tags.count("svg") == 2
+    assert "the search ended: 3 of 3 trials are done" in text
+    assert "recompute: full -> none 0 1 1.50 x yes" in text
+    assert "step to step 3.1%" in text
+    assert "launch to launch 5.2% values of the confirming launches of 2 configs, 2 deg" in text
+    assert "part to part" not in text, "what was not measured is not shown"
+    assert "1 0.3 1 64.0 MB 2 yes" in text
+    assert "1 0.3 1.50 x recompute: full -> none abc mindtune export . --trial 1" in text
+    assert page.tags.count("svg") == 3
     assert page.loads == []
 
 

@@ -78,6 +78,16 @@ def test_a_study_with_every_kind_of_failure_finds_the_best_config(tiny):
     assert winner.measurements[0].mfu is None
     assert summary.objective == "relative"
     assert summary.complete
+    # What each knob gave, over the config between them that was measured.
+    assert [(list(step.changed), pytest.approx(step.ratio)) for step in summary.ablation] == [
+        (["recompute"], 1.3), (["micro_batch_size"], 2.5),
+    ]  # fmt: skip
+    assert summary.search_ended
+    assert summary.winner in summary.front
+    assert (summary.noise.step, summary.noise.launch) == (0.0, None)
+    assert [step.trial for step in summary.kept][0] == 0
+    assert summary.kept[-1].trial == summary.winner
+    assert summary.kept[-1].version == tiny.record(summary.winner)["config_hash"]
     # What the rules reject is told and never started.
     assert (summary.total, summary.feasible) == (10, 8)
     rejected = {rule.rule: rule.count for rule in summary.rejected if rule.count}

@@ -1,0 +1,186 @@
+"""What a study shows beside its winner: noise, the front, the kept steps, what each knob gave.
+
+All of it follows from measurements that exist; what was not measured is not in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from mindtune.controller.trials.summary import (
+    AblationStep,
+    KeptStep,
+    TrialNoise,
+    TrialSummary,
+    confirming,
+)
+from mindtune.search.ablation import way
+from mindtune.search.confirming import TIE
+from mindtune.search.knobs import DERIVED, Config, KnobValue
+from mindtune.search.noise import between_launches, part_noise, step_noise
+from mindtune.search.pareto import front
+from mindtune.search.student import student_quantile
+
+__all__ = ["ablation", "ablation_way", "kept_steps", "speed_front", "trial_noise"]
+
+
+_WAY_BACK = "mindtune export . --trial {0} --out trial_{0}.yaml"
+
+
+def trial_noise(
+    trials: Sequence[TrialSummary], step_times_s: Sequence[Sequence[float]]
+) -> TrialNoise:
+    """Return how much the measurements of a study vary by themselves.
+
+    Args:
+        trials: With their confirming measurements.
+        step_times_s: Of every launch that ended ok.
+    """
+    steps = [noise for times in step_times_s if (noise := step_noise(times)) is not None]
+    launches = between_launches(
+        {
+            trial.number: {m.repeat: m.value or 0.0 for m in confirming(trial.measurements)}
+            for trial in trials
+        }
+    )
+    return TrialNoise(
+        step=statistics.median(steps) if steps else None,
+        part=part_noise(step_times_s),
+        launch=None if launches is None else launches.total,
+        launch_freedom=0 if launches is None else launches.freedom,
+        common=None if launches is None else launches.common,
+        own=None if launches is None else launches.own,
+    )
+
+
+def speed_front(trials: Sequence[TrialSummary], noise: TrialNoise) -> list[int]:
+    """Return the configs that no other beats in speed and stability by more than noise."""
+    points = {}
+    for trial in trials:
+        found = trial.speed_and_stability()
+        if found is not None:
+            points[trial.number] = found
+    return list(front(points, noise=_band(noise) or TIE))
+
+
+def kept_steps(trials: Sequence[TrialSummary], versions: Mapping[int, str]) -> list[KeptStep]:
+    """Return the improvements of the search in the order in which they were found.
+
+    Args:
+        trials: In the order of their numbers.
+        versions: Number of a config -> hash of what it was measured with.
+    """
+    steps: list[KeptStep] = []
+    before: TrialSummary | None = None
+    for trial in trials:
+        value = trial.search_value()
+        if value is None or (steps and value <= steps[-1].value):
+            continue
+        steps.append(
+            KeptStep(
+                trial=trial.number,
+                value=value,
+                gain=value / steps[-1].value if steps else None,
+                changed={} if before is None else _changed(before.knobs, trial.knobs),
+                version=versions.get(trial.number, ""),
+                way_back=_WAY_BACK.format(trial.number),
+            )
+        )
+        before = trial
+    return steps
+
+
+def ablation_way(
+    configs: Mapping[int, Config],
+    trials: Sequence[TrialSummary],
+    *,
+    base: int,
+    winner: int,
+    may_run: Callable[[Config], bool] | None = None,
+) -> tuple[Config, ...]:
+    """Return the configs from base to winner, one knob at a time where that can be.
+
+    Args:
+        configs: Number of a trial -> its knobs of the space.
+        trials: Of the study.
+        base: Number of the base config.
+        winner: Number of the winner.
+        may_run: Whether a config that was not measured may be; None: none may.
+    """
+    numbers = _numbers(configs, trials)
+    return way(
+        configs[base],
+        configs[winner],
+        is_measured=lambda config: _key(config) in numbers,
+        may_run=may_run,
+    )
+
+
+def ablation(
+    configs: Mapping[int, Config],
+    trials: Sequence[TrialSummary],
+    *,
+    base: int,
+    winner: int | None,
+    noise: TrialNoise,
+) -> list[AblationStep]:
+    """Return what each step from the base config to the winner gave, measured ones only.
+
+    Empty where base or winner has no value of the search's own, or is the same config.
+    """
+    numbers = _numbers(configs, trials)
+    values = {trial.number: trial.search_value() for trial in trials}
+    if winner is None or not values.get(base) or not values.get(winner):
+        return []
+    path = [
+        numbers[_key(config)] for config in ablation_way(configs, trials, base=base, winner=winner)
+    ]
+    known = {trial.number: trial.knobs for trial in trials}
+    band = _band(noise)
+    steps = []
+    for since, number in itertools.pairwise(path):
+        ratio = (values[number] or 0.0) / (values[since] or 1.0)
+        steps.append(
+            AblationStep(
+                trial=number,
+                since=since,
+                changed=_changed(known[since], known[number]),
+                ratio=ratio,
+                different=None if band is None else abs(math.log(ratio)) > band,
+            )
+        )
+    return steps
+
+
+def _band(noise: TrialNoise) -> float | None:
+    """Return by how much two launches may differ though equal (95 %); None: not known."""
+    if noise.launch is None:
+        return None
+    quantile = student_quantile(0.975, noise.launch_freedom)
+    return max(TIE, quantile * math.sqrt(2.0) * noise.launch)
+
+
+def _numbers(
+    configs: Mapping[int, Config], trials: Sequence[TrialSummary]
+) -> dict[tuple[tuple[str, KnobValue], ...], int]:
+    """Return the config -> the number of its trial, of those with a value of the search's own."""
+    return {
+        _key(configs[trial.number]): trial.number
+        for trial in reversed(trials)
+        if trial.search_value()
+    }
+
+
+def _key(config: Config) -> tuple[tuple[str, KnobValue], ...]:
+    return tuple(sorted(config.items()))
+
+
+def _changed(old: Config, new: Config) -> dict[str, tuple[KnobValue, KnobValue]]:
+    return {
+        name: (old[name], value)
+        for name, value in new.items()
+        if name in old and name not in DERIVED and old[name] != value
+    }

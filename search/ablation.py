@@ -1,0 +1,81 @@
+"""The way from the base config to the winner, one knob at a time, over configs that can run.
+
+Some knobs can only change together: with four devices, two tensor-parallel ranks more are two
+data-parallel ranks fewer. Such knobs make one step. Among all orders the one with the most steps
+is taken, then the one that needs the fewest new trials, then the usual order of work: memory,
+parallelism, communication, data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+
+from mindtune.search.knobs import Config
+
+__all__ = ["way"]
+
+_MAX_KNOBS = 10
+"""Beyond it, the subsets are too many to look at, and the whole change is one step."""
+_ORDER = (
+    "micro_batch_size", "recompute", "optimizer_sharding", "optimizer_offload", "precision",
+    "data_parallel", "model_parallel", "use_seq_parallel", "pipeline_stage", "pp_interleave_num",
+    "offset", "context_parallel", "expert_parallel",
+    "gradient_compression", "comm_overlap", "comm_fusion", "data_workers", "prefetch",
+)  # fmt: skip
+
+
+def way(
+    base: Config,
+    winner: Config,
+    *,
+    is_measured: Callable[[Config], bool],
+    may_run: Callable[[Config], bool] | None = None,
+) -> tuple[Config, ...]:
+    """Return the configs from base to winner, both included.
+
+    Args:
+        base: Where it begins.
+        winner: Where it ends; it has the same knobs.
+        is_measured: Whether a config has a value already.
+        may_run: Whether a config that has none may be measured; None: it may not.
+    """
+    changed = sorted((name for name in winner if winner[name] != base[name]), key=_place)
+    if len(changed) > _MAX_KNOBS:
+        return (base, winner)
+    everything = frozenset(changed)
+
+    def config(subset: frozenset[str]) -> Config:
+        return {name: (winner if name in subset else base)[name] for name in base}
+
+    # Of each subset: steps, measured configs, ranks of the knobs in order; negated where less is
+    # better, so that the largest is the best. Subsets come in order of size.
+    best: dict[frozenset[str], tuple[tuple[int, int, tuple[int, ...]], tuple[frozenset[str], ...]]]
+    best = {frozenset(): ((0, 0, ()), (frozenset(),))}
+    for size in range(1, len(changed) + 1):
+        for names in combinations(changed, size):
+            subset = frozenset(names)
+            candidate = config(subset)
+            measured = is_measured(candidate)
+            allowed = measured or (may_run is not None and may_run(candidate))
+            if subset != everything and not allowed:
+                continue
+            reached = (
+                (
+                    (steps + 1, count + measured, (*order, *_order(changed, subset - earlier))),
+                    (*path, subset),
+                )
+                for earlier, ((steps, count, order), path) in best.items()
+                if earlier < subset
+            )
+            best[subset] = max(reached, key=lambda entry: entry[0])
+    return tuple(config(subset) for subset in best[everything][1]) if changed else (base,)
+
+
+def _order(changed: list[str], names: frozenset[str]) -> tuple[int, ...]:
+    return tuple(-changed.index(name) for name in sorted(names, key=changed.index))
+
+
+def _place(name: str) -> tuple[int, str]:
+    known = _ORDER.index(name) if name in _ORDER else len(_ORDER)
+    return known, name
