@@ -12,13 +12,17 @@ from mindtune.experiments.cluster_simulator.machine import Machine
 from mindtune.experiments.cluster_simulator.simulator import Simulator, Truth
 from mindtune.experiments.search_quality.problem import SimulatedTrial
 from mindtune.search.constraints import SpaceReport, check
+from mindtune.search.cost_model import CostModel
 from mindtune.search.facts import StudyFacts
 from mindtune.search.knobs import Config
+from mindtune.search.rules import RULES
 from mindtune.search.scoring import MeasuredTrial, score
 from mindtune.search.space import Space
 
-__all__ = ["SimulatedProblem", "expected_value"]
+__all__ = ["STRUCTURE", "SimulatedProblem", "expected_value"]
 
+STRUCTURE = tuple(rule for rule in RULES if not rule.name.startswith("memory"))
+"""Rules that a program would enforce itself; what fits the memory is for the machine to say."""
 _REFUSED_S = 30.0
 """How long a program takes to refuse a config that cannot be laid out."""
 
@@ -86,7 +90,14 @@ class SimulatedProblem:
 
     def truth(self, config: Config) -> Truth | None:
         """Return what a config of the space really costs; None: it cannot be laid out."""
-        return self.simulator.truth(self.space.complete(config))
+        complete = self.space.complete(config)
+        if any(rule.check(complete, self._formulas) is not None for rule in STRUCTURE):
+            return None
+        return self.simulator.truth(complete)
+
+    @cached_property
+    def _formulas(self) -> CostModel:
+        return CostModel(self.space.facts)
 
 
 def expected_value(truth: Truth, machine: Machine, facts: StudyFacts) -> float | None:

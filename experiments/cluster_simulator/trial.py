@@ -1,4 +1,4 @@
-"""A program that plays a trial of a simulated cluster by the contract of `mindtune search`.
+"""A program that plays a trial of a simulated cluster, or of a recorded table, for a search.
 
 It reads what any training reads (its config and `knobs.yaml`), and leaves what any training
 leaves: `signals.csv`, `result.json`, or an exception and an exit code.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import time
+from itertools import cycle, islice
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 from pydantic import Field
 
@@ -19,6 +21,7 @@ from mindtune.controller.records import SignalWriter
 from mindtune.controller.trials.worker import TrialContext, reporting, write_result
 from mindtune.experiments.cluster_simulator.luck import Run
 from mindtune.experiments.cluster_simulator.problems import KINDS, problem
+from mindtune.experiments.exhaustive_table.problem import load_table
 from mindtune.policies.signals import Observation
 from mindtune.search.knobs import Config
 
@@ -29,12 +32,16 @@ _LOSS_NOISE = 0.01
 
 
 class SimulatedCluster(ContractModel):
-    """The trial's config."""
+    """The trial's config: a simulated cluster, or a table that was recorded on a real machine."""
 
-    kind: str
+    kind: str | None = None
     """Name of a problem."""
     seed: int = 0
     """Of the cluster."""
+    study: Path | None = None
+    """Study file of a recorded table, in place of a problem; absolute, as is the next."""
+    table: Path | None = None
+    """The table."""
     time_scale: float = Field(0.0, ge=0)
     """Seconds that a simulated second takes; 0: no time passes."""
 
@@ -52,19 +59,54 @@ def play_trial(config_file: Path) -> None:
     with reporting(context):
         tree = read_yaml(config_file)
         settings = parse(SimulatedCluster, tree or {}, source=str(config_file))
-        if settings.kind not in KINDS:
+        if settings.table is not None and settings.study is not None:
+            run, samples, drag = _recorded(settings.study, settings.table, context)
+        elif settings.kind in KINDS:
+            run, samples, drag = _simulated(settings.kind, settings.seed, context)
+        else:
             raise ConfigError(
-                f"{config_file}: kind must be one of {', '.join(KINDS)}, but got "
-                f"{settings.kind!r}."
+                f"{config_file} must name study and table, or a kind out of {', '.join(KINDS)}, "
+                f"but got {settings.kind!r}."
             )
-        known = problem(settings.kind, settings.seed)
-        config = knobs_of(context, known.space.knobs)
-        run = known.draw(config, seed=context.seed, measure_steps=context.measure_steps)
-        truth = known.truth(config)
-        if run is None or truth is None:
-            raise ConfigError(f"this config cannot be laid out on {settings.kind}")
+    leave(context, run, samples=samples, time_scale=settings.time_scale, drag=drag)
+
+
+def _simulated(kind: str, seed: int, context: TrialContext) -> tuple[Run, int, float]:
+    """Return a run, the samples of its step, and by how much its loss stays up."""
+    known = problem(kind, seed)
+    config = knobs_of(context, known.space.knobs)
+    run = known.draw(config, seed=context.seed, measure_steps=context.measure_steps)
+    truth = known.truth(config)
+    if run is None or truth is None:
+        raise ConfigError(f"this config cannot be laid out on {kind}")
+    return run, known.space.facts.training.global_batch_size, truth.loss_drag
+
+
+def _recorded(study: Path, table: Path, context: TrialContext) -> tuple[Run, int, float]:
+    known = load_table(study, table)
+    row = known.draw(knobs_of(context, known.space.knobs), seed=context.seed)
+    if row is None:
+        raise ConfigError(f"{table} has no row of this config")
     samples = known.space.facts.training.global_batch_size
-    leave(context, run, samples=samples, time_scale=settings.time_scale, drag=truth.loss_drag)
+    if row.outcome not in ("ok", "infeasible"):
+        outcome: Literal["oom", "crash"] = "oom" if row.outcome == "oom" else "crash"
+        run = Run(outcome=outcome, step_time_s=(), bad=(), wall_s=row.wall_s,
+                  memory_bytes=row.peak_memory_bytes or 0)  # fmt: skip
+        return run, samples, 0.0
+    # A longer trial goes on as the recorded one did.
+    times = tuple(islice(cycle(row.step_times_s), context.measure_steps))
+    bad_steps = round(row.bad_steps / len(row.step_times_s) * len(times))
+    return (
+        Run(
+            outcome="ok",
+            step_time_s=times,
+            bad=tuple(index < bad_steps for index in range(len(times))),
+            memory_bytes=row.peak_memory_bytes or 0,
+            wall_s=max(row.wall_s, math.fsum(times)),
+        ),
+        samples,
+        0.0,
+    )
 
 
 def knobs_of(context: TrialContext, names: tuple[str, ...]) -> Config:

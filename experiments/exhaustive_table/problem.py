@@ -1,0 +1,121 @@
+"""The table replayed: a search whose answer was measured once and costs nothing since."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from random import Random
+
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.study_setup import load_study
+from mindtune.experiments.exhaustive_table.rows import Row, comparable, read_rows
+from mindtune.experiments.search_quality.problem import SimulatedTrial
+from mindtune.search.constraints import SpaceReport, check
+from mindtune.search.knobs import Config
+from mindtune.search.space import Space
+
+__all__ = ["TableProblem", "load_table"]
+
+_REFUSED_S = 10.0
+"""Time of a trial that its program refuses: a start of Python and MindSpore."""
+
+
+@dataclass(frozen=True)
+class TableProblem:
+    """A recorded table as a search problem.
+
+    A trial of a config is one of its rows, drawn, with the noise of another repeat: of all configs
+    that were measured more than once, how far each measurement lay from the mean of its own.
+    """
+
+    name: str
+    space: Space
+    rows: tuple[Row, ...]
+    """Comparable ones."""
+    _by_key: dict[str, list[Row]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_key: dict[str, list[Row]] = {}
+        for row in self.rows:
+            by_key.setdefault(self.space.key(row.config), []).append(row)
+        object.__setattr__(self, "_by_key", by_key)
+
+    @cached_property
+    def report(self) -> SpaceReport:
+        """The space under the rules, with the uncalibrated cost model."""
+        return check(self.space)
+
+    @cached_property
+    def noise(self) -> tuple[float, ...]:
+        """Logarithms of value over the config's mean, where it was measured more than once."""
+        found = []
+        for rows in self._by_key.values():
+            logs = _logs(rows)
+            if len(logs) < 2:
+                continue
+            mean = statistics.fmean(logs)
+            # The mean of few has part of their noise.
+            scale = math.sqrt(len(logs) / (len(logs) - 1))
+            found += [scale * (one - mean) for one in logs]
+        return tuple(found)
+
+    def run(self, config: Config, *, seed: int) -> SimulatedTrial:
+        """Return what a trial of a config comes to."""
+        row = self.draw(config, seed=seed)
+        if row is None:
+            return SimulatedTrial("bad_config", wall_s=_REFUSED_S)
+        step_s = statistics.median(row.step_times_s) if row.outcome == "ok" else None
+        value = row.value if row.outcome == "ok" else None
+        return SimulatedTrial(row.outcome, value, step_s, row.peak_memory_bytes, row.wall_s)
+
+    def draw(self, config: Config, *, seed: int) -> Row | None:
+        """Return a measurement as the recorder could have made it; None: it made none."""
+        rows = self._by_key.get(self.space.key(config))
+        if rows is None:
+            return None
+        draw = Random(f"{self.name}:{seed}:{self.space.key(config)}")
+        row, noise = draw.choice(rows), draw.choice(self.noise or (0.0,))
+        mean = self.true_value(config)
+        if row.outcome != "ok" or not row.value or mean is None:
+            return row
+        value = mean * math.exp(noise)
+        slower = row.value / value
+        times = tuple(seconds * slower for seconds in row.step_times_s)
+        return replace(row, value=value, step_times_s=times)
+
+    def true_value(self, config: Config) -> float | None:
+        """Return the geometric mean of the values; None: most of its trials failed."""
+        rows = self._by_key.get(self.space.key(config), [])
+        logs = _logs(rows)
+        if 2 * len(logs) <= len(rows) or not logs:
+            return None
+        return math.exp(statistics.fmean(logs))
+
+
+def load_table(study_file: Path, table: Path, *, name: str | None = None) -> TableProblem:
+    """Return the problem of a recorded table, with the peak that its rows were measured with.
+
+    Args:
+        study_file: The study that the table is of.
+        table: Its rows; those that were not measured as the last one are left out.
+        name: Name of the problem; None: the study's.
+
+    Raises:
+        ConfigError: if a file cannot be read, the table has no rows, or they are of another space.
+    """
+    rows = comparable(read_rows(table))
+    if not rows:
+        raise ConfigError(f"{table} must hold rows of a table, but has none.")
+    setup = load_study(study_file)
+    space = setup.with_peak(rows[-1].peak_flops)
+    for row in rows:
+        if row.config not in space:
+            raise ConfigError(f"{table} has configs that {study_file} does not list.")
+    return TableProblem(name or f"table_{setup.study.study.name}", space, tuple(rows))
+
+
+def _logs(rows: list[Row]) -> list[float]:
+    return [math.log(row.value) for row in rows if row.outcome == "ok" and row.value]
