@@ -12,17 +12,12 @@ from collections.abc import Callable
 from itertools import combinations
 
 from mindtune.search.knobs import Config
+from mindtune.search.stages import STAGES
 
 __all__ = ["way"]
 
 _MAX_KNOBS = 10
 """Beyond it, the subsets are too many to look at, and the whole change is one step."""
-_ORDER = (
-    "micro_batch_size", "recompute", "optimizer_sharding", "optimizer_offload", "precision",
-    "data_parallel", "model_parallel", "use_seq_parallel", "pipeline_stage", "pp_interleave_num",
-    "offset", "context_parallel", "expert_parallel",
-    "gradient_compression", "comm_overlap", "comm_fusion", "data_workers", "prefetch",
-)  # fmt: skip
 
 
 def way(
@@ -76,6 +71,10 @@ def _order(changed: list[str], names: frozenset[str]) -> tuple[int, ...]:
     return tuple(-changed.index(name) for name in sorted(names, key=changed.index))
 
 
-def _place(name: str) -> tuple[int, str]:
-    known = _ORDER.index(name) if name in _ORDER else len(_ORDER)
-    return known, name
+def _place(name: str) -> tuple[int, int, str]:
+    """Return where a knob stands in the order of work; the others come last."""
+    for stage, things in enumerate(STAGES):
+        for place, thing in enumerate(things):
+            if name in thing:
+                return stage, place, name
+    return len(STAGES), 0, name

@@ -1,9 +1,14 @@
 """Whether a config learns as well as the baseline, at equal samples.
 
 The baseline runs from several seeds; their losses at equal samples span a band, and a leader
-whose loss lies above the band converges worse. Lower loss is better. Losses are compared over a
-window of samples that all runs have seen, never step by step: configs may differ in how many
-samples a step takes.
+whose mean loss over its own seeds lies above the band converges worse. Lower loss is better, by
+however much. Losses are compared over a window of samples that all runs have seen, never step by
+step: configs may differ in how many samples a step takes.
+
+A loss that ends not finite is never as good as the baseline's, whether there is a band or not;
+one that only was not finite on the way, and was passed over, may be. A seed of the baseline that
+ended so says nothing of where the others end and is left out of the band. What cannot be told is
+None, with the reason.
 """
 
 from __future__ import annotations
@@ -11,15 +16,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindtune.search.errors import SearchError
 from mindtune.search.student import student_quantile
 
-__all__ = ["ConvergenceBand", "ConvergenceVerdict", "LossCurve", "baseline_band", "judge"]
+__all__ = ["ConvergenceBand", "ConvergenceVerdict", "LossCurve", "baseline_band", "judge",
+           "never_finite"]  # fmt: skip
 
 WINDOW = 0.2
 """Last share of the common samples that is compared."""
+_ROUNDING = 1e-3
+"""Least deviation, as a share of the loss. Seeds that a program ignores all end alike, but other
+orders of summation do not: bfloat16 rounds each value by up to 0.4 %."""
+_MIN_SHARE = 0.5
+"""Share of the baseline's samples that a run must have recorded losses of to be judged."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,11 @@ class LossCurve:
                 "a loss curve needs one loss per count of samples, but got "
                 f"{len(self.losses)} and {len(self.samples)}."
             )
+
+    @property
+    def ends_broken(self) -> bool:
+        """Whether a loss in the last part of the run is not finite."""
+        return not math.isfinite(self.mean_between((1 - WINDOW) * self.samples[-1], math.inf))
 
     def mean_between(self, low: float, high: float) -> float:
         """Return the mean loss over low < samples <= high; NaN if no step ends there."""
@@ -54,9 +70,19 @@ class ConvergenceBand:
     samples: float
     """End of the window: the samples that every baseline run has seen."""
     mean: float
-    upper: float
-    """Largest loss that one more seed of the baseline would show (95 %)."""
+    deviation: float
+    """From seed to seed, and at least that of rounding."""
     curves: tuple[LossCurve, ...]
+    """Those that end finite."""
+
+    def upper(self, runs: int) -> float:
+        """Return the largest mean loss that so many more seeds of the baseline show (95 %).
+
+        The one-sided prediction limit mean + t * s * sqrt(1 / m + 1 / n) of n seeds for m more.
+        """
+        seeds = len(self.curves)
+        quantile = student_quantile(0.95, seeds - 1)
+        return self.mean + quantile * self.deviation * math.sqrt(1 / runs + 1 / seeds)
 
 
 @dataclass(frozen=True)
@@ -75,55 +101,78 @@ class ConvergenceVerdict:
 def baseline_band(curves: Sequence[LossCurve], *, samples: float | None = None) -> ConvergenceBand:
     """Return the band of a baseline from its seeds.
 
-    The upper edge is the one-sided 95 % prediction limit for one more run: mean + t * s *
-    sqrt(1 + 1/n).
-
     Args:
-        curves: One per seed, at least two.
+        curves: One per seed, at least two of which end finite.
         samples: Where to compare; None: where the shortest run ends.
 
     Raises:
-        SearchError: with fewer than two curves, or with losses that are not finite.
+        SearchError: with fewer than two curves that end finite.
     """
-    if len(curves) < 2:
+    finite = [curve for curve in curves if not curve.ends_broken]
+    if len(finite) < 2:
+        lost = len(curves) - len(finite)
         raise SearchError(
-            f"a convergence band needs at least 2 seeds of the baseline, but got {len(curves)}."
+            f"a convergence band needs at least 2 seeds of the baseline, but got {len(finite)}"
+            + (f" and {lost} whose loss ends not finite." if lost else ".")
         )
-    end = min(curve.samples[-1] for curve in curves)
+    end = min(curve.samples[-1] for curve in finite)
     end = end if samples is None else min(samples, end)
-    losses = [curve.mean_between((1 - WINDOW) * end, end) for curve in curves]
+    losses = [curve.mean_between((1 - WINDOW) * end, end) for curve in finite]
     if not all(map(math.isfinite, losses)):
-        raise SearchError(f"the baseline's losses must be finite, but got {losses}.")
-    mean, deviation = statistics.fmean(losses), statistics.stdev(losses)
-    quantile = student_quantile(0.95, len(losses) - 1)
-    upper = mean + quantile * deviation * math.sqrt(1 + 1 / len(losses))
-    return ConvergenceBand(end, mean, upper, tuple(curves))
-
-
-def judge(curve: LossCurve, band: ConvergenceBand) -> ConvergenceVerdict:
-    """Return whether a run stays below the band's upper edge at equal samples."""
-    if curve.samples[-1] < band.samples:
-        # Compare where both are: an early part of the baseline's own curves.
-        shorter = baseline_band(band.curves, samples=curve.samples[-1])
-        if shorter.samples < band.samples:
-            return judge(curve, shorter)
-    loss = curve.mean_between((1 - WINDOW) * band.samples, band.samples)
-    if math.isnan(loss) and not any(map(math.isnan, curve.losses)):
-        return ConvergenceVerdict(
-            None, None, band.upper, band.samples,
-            f"no step of the run ends in the last {WINDOW:.0%} of {band.samples:g} samples",
-        )  # fmt: skip
-    if not math.isfinite(loss):
-        return ConvergenceVerdict(
-            False,
-            loss,
-            band.upper,
-            band.samples,
-            f"the loss is {loss} at {band.samples:g} samples",
+        raise SearchError(
+            f"every seed of the baseline must end a step in the last {WINDOW:.0%} of {end:g} "
+            f"samples, but their mean losses there are {losses}."
         )
-    ok = loss <= band.upper
+    mean = statistics.fmean(losses)
+    deviation = max(statistics.stdev(losses), _ROUNDING * abs(mean))
+    return ConvergenceBand(end, mean, deviation, tuple(finite))
+
+
+def never_finite(curves: Sequence[LossCurve]) -> ConvergenceVerdict | None:
+    """Return the verdict over a config of which a run ends not finite; None: none does."""
+    for curve in curves:
+        if curve.ends_broken:
+            end = curve.samples[-1]
+            reason = f"its loss is not finite at the end, at {end:g} samples"
+            return ConvergenceVerdict(False, math.nan, None, end, reason)
+    return None
+
+
+def judge(curves: Sequence[LossCurve], band: ConvergenceBand) -> ConvergenceVerdict:
+    """Return whether a config's mean loss stays below the band's upper edge at equal samples.
+
+    Args:
+        curves: Of the config, one per seed, at least one.
+        band: Of the baseline.
+    """
+    upper = band.upper(len(curves))
+    broken = never_finite(curves)
+    if broken is not None:
+        return replace(broken, upper=upper)
+    end = min(curve.samples[-1] for curve in curves)
+    if end < _MIN_SHARE * band.samples:
+        reason = f"losses were recorded of {end:g} of {band.samples:g} samples only"
+        return ConvergenceVerdict(None, None, upper, end, reason)
+    if end < band.samples:
+        # Compare where both are: an early part of the baseline's own curves.
+        try:
+            band = baseline_band(band.curves, samples=end)
+        except SearchError as error:
+            return ConvergenceVerdict(None, None, None, end, str(error))
+        upper = band.upper(len(curves))
+    start = (1 - WINDOW) * band.samples
+    losses = [curve.mean_between(start, band.samples) for curve in curves]
+    if not all(map(math.isfinite, losses)):
+        return ConvergenceVerdict(
+            None, None, upper, band.samples,
+            f"no step of the run ends with a finite loss in the last {WINDOW:.0%} of "
+            f"{band.samples:g} samples",
+        )  # fmt: skip
+    loss = statistics.fmean(losses)
+    ok = loss <= upper
     return ConvergenceVerdict(
-        ok, loss, band.upper, band.samples,
-        f"loss {loss:.4f} at {band.samples:g} samples is {'within' if ok else 'above'} the "
-        f"baseline's {band.mean:.4f} with upper edge {band.upper:.4f} ({len(band.curves)} seeds)",
+        ok, loss, upper, band.samples,
+        f"loss {loss:.4f} ({len(curves)} seeds) at {band.samples:g} samples is "
+        f"{'within' if ok else 'above'} the baseline's {band.mean:.4f} with upper edge "
+        f"{upper:.4f} ({len(band.curves)} seeds)",
     )  # fmt: skip

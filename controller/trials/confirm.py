@@ -12,7 +12,6 @@ first of the ranking that is better than the base beyond noise; if there is none
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +26,7 @@ from mindtune.search.convergence import (
     LossCurve,
     baseline_band,
     judge,
+    never_finite,
 )
 from mindtune.search.errors import SearchError
 
@@ -90,7 +90,7 @@ def judge_convergence(
 
     Args:
         launches: number of a config -> its confirming launches.
-        samples_per_step: global batch size.
+        samples_per_step: global batch size, where a trial does not say its own.
     """
     curves = {
         number: [
@@ -101,7 +101,7 @@ def judge_convergence(
                 curve := loss_curve(
                     launch.outcome.result,
                     warmup_steps=launch.plan.warmup_steps,
-                    samples_per_step=samples_per_step,
+                    samples_per_step=launch.outcome.result.samples_per_step or samples_per_step,
                 )
             )
         ]
@@ -113,27 +113,19 @@ def judge_convergence(
         band = baseline_band(curves.get(BASE, []))
     except SearchError as error:
         reason = str(error)
-    verdicts = {}
-    for number, own in curves.items():
-        if number == BASE:
-            continue
-        if band is None or not own:
-            why = reason or "its repeats recorded no losses"
-            verdicts[number] = ConvergenceVerdict(None, None, None, 0.0, f"not judged: {why}")
-        else:
-            verdicts[number] = judge(_mean_curve(own), band)
-    return verdicts
+    return {number: _judge(own, band, reason) for number, own in curves.items() if number != BASE}
 
 
-def _mean_curve(curves: Sequence[LossCurve]) -> LossCurve:
-    """Return the mean over seeds; the band is for one run, so this errs on the lenient side."""
-    length = min(len(curve.losses) for curve in curves)
-    return LossCurve(
-        curves[0].samples[:length],
-        tuple(
-            statistics.fmean(curve.losses[index] for curve in curves) for index in range(length)
-        ),
-    )
+def _judge(
+    curves: Sequence[LossCurve], band: ConvergenceBand | None, why_none: str
+) -> ConvergenceVerdict:
+    if curves and band is not None:
+        return judge(curves, band)
+    broken = never_finite(curves)
+    if broken is not None:
+        return broken
+    why = "its repeats recorded no losses" if not curves else why_none
+    return ConvergenceVerdict(None, None, None, 0.0, f"not judged: {why}")
 
 
 @dataclass(frozen=True)
@@ -189,7 +181,7 @@ def choose(
             return Verdict(
                 entry.number,
                 f"{comparison.ratio:.2f} x the base config's value ({interval})"
-                f"{_tie_note(entry, ranked)}{notes}",
+                f"{_tie_note(entry, ranked)}{_doubt(verdicts.get(entry.number))}{notes}",
             )
     return Verdict(BASE, f"no config is better than the base config beyond noise{notes}")
 
@@ -225,6 +217,13 @@ def _confirmed(
     headroom = (device_memory or 0.0) - max(peaks) if peaks else None
     values = tuple(float(entry.value) for entry in measurements if entry.value)
     return Confirmed(number, values, headroom)
+
+
+def _doubt(verdict: ConvergenceVerdict | None) -> str:
+    """Return that nobody knows whether the winner learns as well, where that was asked."""
+    if verdict is None or verdict.ok is not None:
+        return ""
+    return f"; whether it learns as well as the base is not known ({verdict.reason})"
 
 
 def _tie_note(entry: Confirmed, ranked: Sequence[Confirmed]) -> str:

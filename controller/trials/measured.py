@@ -83,7 +83,7 @@ def _spikes(losses: Sequence[float]) -> set[int]:
 
 
 def loss_curve(
-    result: TrialResult, *, warmup_steps: int, samples_per_step: int
+    result: TrialResult, *, warmup_steps: int, samples_per_step: float
 ) -> LossCurve | None:
     """Return loss over samples since sample 0; None without a list of losses."""
     losses = result.loss

@@ -2,6 +2,7 @@
 
 import math
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +15,10 @@ from mindtune.controller.contract import (
     write_json,
     write_yaml,
 )
-from mindtune.controller.trials.confirm import Plan, choose, num_leaders
+from mindtune.controller.trials.confirm import Plan, choose, judge_convergence, num_leaders
 from mindtune.controller.trials.early_stop import Progress, ProgressReader, stop_reason
 from mindtune.controller.trials.learned import learn
+from mindtune.controller.trials.measure import Launch
 from mindtune.controller.trials.measured import bad_steps, final_loss, loss_curve, measured_trial
 from mindtune.controller.trials.outcome import TrialOutcome
 from mindtune.controller.trials.progress import TimeLeft
@@ -191,6 +193,54 @@ def test_base_above_the_memory_limit_is_compared_with_but_cannot_win():
     found = choose({0: above, 1: repeats(0.8, 0.8)}, {}, device_memory=None)
     assert found.winner == 1
     assert "0.80 x the base config's value" in found.reason
+
+
+def launches(*losses, samples=None):
+    return [
+        Launch(
+            number=0, repeat=index + 1, folder=Path(),
+            plan=TrialPlan(number=0, warmup_steps=0, measure_steps=20, deadline_s=9.0),
+            outcome=outcome(result(loss=entry, samples_per_step=samples)), measured=None,
+        )
+        for index, entry in enumerate(losses)
+    ]  # fmt: skip
+
+
+GOOD = [launches([2.0 + 0.01 * seed] * 20)[0] for seed in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("base", "leader", "ok", "words"),
+    [
+        (GOOD, launches([2.0] * 20), True, "is within the baseline's"),
+        (GOOD, launches([1.0] * 20), True, "is within the baseline's"),
+        (GOOD, launches([2.5] * 20), False, "is above the baseline's"),
+        (GOOD, launches([2.0] * 19 + ["nan"]), False, "not finite at the end, at 320 samples"),
+        (GOOD, launches(None), None, "its repeats recorded no losses"),
+        (GOOD, [], None, "its repeats recorded no losses"),
+        (GOOD, launches([2.0] * 5), None, "losses were recorded of 80 of 320 samples only"),
+        # Half of the samples in a step: it is compared where the base was at as many.
+        (launches(*[[4.0] * 10 + [2.0 + 0.01 * s] * 10 for s in range(3)]),
+         launches([4.0] * 20, samples=8), True, "at 160 samples is within"),
+        # A base that diverges: what does not, may win, and what does may not.
+        (launches(["nan"] * 20, ["nan"] * 20, [2.0] * 20), launches([2.0] * 20), None,
+         "got 1 and 2 whose loss ends not finite"),
+        (launches(["nan"] * 20, ["nan"] * 20, [2.0] * 20), launches(["nan"] * 20), False,
+         "not finite at the end"),
+        (launches(["nan"] * 20, [2.0] * 20, [2.02] * 20), launches([2.5] * 20), False, "2 seeds"),
+        (launches([2.0] * 20), launches([2.5] * 20), None, "at least 2 seeds"),
+        ([], launches(["inf"] * 20), False, "not finite at the end"),
+    ],
+)  # fmt: skip
+def test_a_leader_must_learn_as_the_base_does(base, leader, ok, words):
+    verdict = judge_convergence({0: base, 1: leader}, samples_per_step=16)[1]
+    assert verdict.ok is ok
+    assert words in verdict.reason
+
+
+def test_a_winner_whose_learning_is_not_known_says_so():
+    found = choose({0: BASE, 1: repeats(1.5, 1.5, 1.5)}, {1: verdict(ok=None)}, device_memory=None)
+    assert "whether it learns as well as the base is not known (loss 3.0 is" in found.reason
 
 
 def test_base_and_leaders_take_turns():
