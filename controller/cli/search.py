@@ -25,6 +25,12 @@ def search(
     storage: Annotated[
         str | None, typer.Option(help="Database URL, or env:NAME to read it from there.")
     ] = None,
+    ablate: Annotated[
+        bool,
+        typer.Option(
+            "--ablate", help="Measure besides what each knob of the winner gave: a trial per knob."
+        ),
+    ] = False,
 ) -> int:
     """Measure configs by short real trials and export the best; goes on where it was stopped."""
     from mindtune.controller.cli.progress import StudyProgress
@@ -33,7 +39,9 @@ def search(
 
     folder = out or study.with_suffix("")
     with StudyProgress(err()) as progress:
-        result = run_study(study, folder, trials=trials, storage=storage, on_event=progress)
+        result = run_study(
+            study, folder, trials=trials, storage=storage, ablate_winner=ablate, on_event=progress
+        )
     console = console_out()
     console.print(f"report: {write_report(folder)}", soft_wrap=True)
     if result.best_config is None:

@@ -23,14 +23,14 @@ def ablation_section(summary: StudySummary) -> Section | None:
         return Section(title, text=text)
     rows = [
         [
-            _changes(step.changed), str(step.since), str(step.trial), f"{step.ratio:.2f} x",
-            _VERDICTS[step.different],
+            _changes(step.changed), _trial(step.since), _trial(step.trial), number(step.value),
+            f"{step.ratio:.2f} x", _VERDICTS[step.different],
         ]
         for step in summary.ablation
     ]  # fmt: skip
     text = (
-        "From the base config to the best, one step after the other; every value is one launch "
-        "of the search, and the factors multiply to the whole."
+        "From the base config to the best, one step after the other; every value is that of one "
+        "launch, and the factors multiply to the whole."
     )
     if any(len(step.changed) > 1 for step in summary.ablation):
         text += (
@@ -39,7 +39,7 @@ def ablation_section(summary: StudySummary) -> Section | None:
         )
     columns = [
         Column("knobs"), Column("from trial", number=True), Column("to trial", number=True),
-        Column("value", number=True), Column("beyond noise"),
+        Column("value", number=True), Column("gave", number=True), Column("beyond noise"),
     ]  # fmt: skip
     return Section(title, text=text, table=Table(columns, rows))
 
@@ -135,6 +135,10 @@ def kept_section(summary: StudySummary) -> Section | None:
         "program, inputs, installed versions and knobs.",
         table=Table(columns, rows),
     )
+
+
+def _trial(number: int | None) -> str:
+    return "for this" if number is None else str(number)
 
 
 def _changes(changed: Mapping[str, tuple[KnobValue, KnobValue]]) -> str:

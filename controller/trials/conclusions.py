@@ -24,7 +24,10 @@ from mindtune.search.noise import between_launches, part_noise, step_noise
 from mindtune.search.pareto import front
 from mindtune.search.student import student_quantile
 
-__all__ = ["ablation", "ablation_way", "kept_steps", "speed_front", "trial_noise"]
+__all__ = ["ConfigKey", "ablation", "ablation_way", "config_key", "kept_steps", "known_values",
+           "speed_front", "trial_noise"]  # fmt: skip
+
+ConfigKey = tuple[tuple[str, KnobValue], ...]
 
 
 _WAY_BACK = "mindtune export . --trial {0} --out trial_{0}.yaml"
@@ -93,12 +96,29 @@ def kept_steps(trials: Sequence[TrialSummary], versions: Mapping[int, str]) -> l
     return steps
 
 
+def config_key(config: Config) -> ConfigKey:
+    """Return what tells a config of the space from the others."""
+    return tuple(sorted(config.items()))
+
+
+def known_values(
+    configs: Mapping[int, Config], trials: Sequence[TrialSummary]
+) -> dict[ConfigKey, tuple[int, float]]:
+    """Return the number and value of each config that has a value of the search's own."""
+    return {
+        config_key(configs[trial.number]): (trial.number, value)
+        for trial in reversed(trials)
+        if (value := trial.search_value()) is not None
+    }
+
+
 def ablation_way(
     configs: Mapping[int, Config],
     trials: Sequence[TrialSummary],
     *,
     base: int,
     winner: int,
+    extra: Mapping[ConfigKey, float],
     may_run: Callable[[Config], bool] | None = None,
 ) -> tuple[Config, ...]:
     """Return the configs from base to winner, one knob at a time where that can be.
@@ -108,13 +128,14 @@ def ablation_way(
         trials: Of the study.
         base: Number of the base config.
         winner: Number of the winner.
+        extra: Values that were measured for the ablation alone.
         may_run: Whether a config that was not measured may be; None: none may.
     """
-    numbers = _numbers(configs, trials)
+    known = known_values(configs, trials).keys() | extra.keys()
     return way(
         configs[base],
         configs[winner],
-        is_measured=lambda config: _key(config) in numbers,
+        is_measured=lambda config: config_key(config) in known,
         may_run=may_run,
     )
 
@@ -126,30 +147,33 @@ def ablation(
     base: int,
     winner: int | None,
     noise: TrialNoise,
+    extra: Mapping[ConfigKey, float] | None = None,
 ) -> list[AblationStep]:
     """Return what each step from the base config to the winner gave, measured ones only.
 
-    Empty where base or winner has no value of the search's own, or is the same config.
+    Empty where base or winner has no value of the search's own, or is the same config. The
+    arguments are those of `ablation_way`.
     """
-    numbers = _numbers(configs, trials)
-    values = {trial.number: trial.search_value() for trial in trials}
-    if winner is None or not values.get(base) or not values.get(winner):
+    extra = extra or {}
+    known = known_values(configs, trials)
+    if winner is None or base not in configs:
         return []
-    path = [
-        numbers[_key(config)] for config in ablation_way(configs, trials, base=base, winner=winner)
-    ]
-    known = {trial.number: trial.knobs for trial in trials}
+    if not {config_key(configs[base]), config_key(configs[winner])} <= known.keys():
+        return []
+    path = ablation_way(configs, trials, base=base, winner=winner, extra=extra)
     band = _band(noise)
     steps = []
-    for since, number in itertools.pairwise(path):
-        ratio = (values[number] or 0.0) / (values[since] or 1.0)
+    for before, after in itertools.pairwise(path):
+        since, old = known.get(config_key(before)) or (None, extra[config_key(before)])
+        number, new = known.get(config_key(after)) or (None, extra[config_key(after)])
         steps.append(
             AblationStep(
                 trial=number,
                 since=since,
-                changed=_changed(known[since], known[number]),
-                ratio=ratio,
-                different=None if band is None else abs(math.log(ratio)) > band,
+                changed=_changed(before, after),
+                value=new,
+                ratio=new / old,
+                different=None if band is None else abs(math.log(new / old)) > band,
             )
         )
     return steps
@@ -161,21 +185,6 @@ def _band(noise: TrialNoise) -> float | None:
         return None
     quantile = student_quantile(0.975, noise.launch_freedom)
     return max(TIE, quantile * math.sqrt(2.0) * noise.launch)
-
-
-def _numbers(
-    configs: Mapping[int, Config], trials: Sequence[TrialSummary]
-) -> dict[tuple[tuple[str, KnobValue], ...], int]:
-    """Return the config -> the number of its trial, of those with a value of the search's own."""
-    return {
-        _key(configs[trial.number]): trial.number
-        for trial in reversed(trials)
-        if trial.search_value()
-    }
-
-
-def _key(config: Config) -> tuple[tuple[str, KnobValue], ...]:
-    return tuple(sorted(config.items()))
 
 
 def _changed(old: Config, new: Config) -> dict[str, tuple[KnobValue, KnobValue]]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from mindtune.controller.contract import StudyFile, dump_yaml, write_atomic, write_yaml
 from mindtune.controller.errors import ConfigError, NothingFeasibleError
+from mindtune.controller.trials.ablate import ablate
 from mindtune.controller.trials.confirm import num_leaders
 from mindtune.controller.trials.export import export
 from mindtune.controller.trials.identity import Identity, keep_identity, study_identity
@@ -76,6 +77,7 @@ def run_study(
     *,
     trials: int | None = None,
     storage: str | None = None,
+    ablate_winner: bool = False,
     on_event: Listener | None = None,
 ) -> StudyResult:
     """Start a study, or go on with the one in the folder.
@@ -85,6 +87,7 @@ def run_study(
         out: folder of the study.
         trials: configs to measure, the base config included; None: as the study file says.
         storage: database URL or env:NAME; None: as the study file says.
+        ablate_winner: measure besides what each knob of the winner gave, where it is not known.
         on_event: called with every `StudyEvent`.
 
     Raises:
@@ -120,6 +123,7 @@ def run_study(
         emit(_started(loop.state, address, loop.finished))
         loop.search()
         loop.confirm()
+        ablate(loop.state, loop.measurer, emit, measure=ablate_winner)
         summary = loop.state.summary()
         best = None
         if summary.winner is not None:

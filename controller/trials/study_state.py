@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from mindtune.controller.contract import RejectedRule, write_json
 from mindtune.controller.trials.conclusions import (
+    ConfigKey,
     ablation,
     kept_steps,
     speed_front,
@@ -52,6 +53,8 @@ class StudyState:
     final: Verdict | None = None
     search_ended: str = ""
     """Why no further config is tried; empty: the search goes on."""
+    ablated: dict[ConfigKey, float] = field(default_factory=dict)
+    """Values of configs that were measured for the ablation alone."""
 
     def add(self, config: Config, launch: Launch) -> Measurement:
         """Take over a measurement and return it with its value."""
@@ -149,7 +152,9 @@ class StudyState:
             front=speed_front(trials, noise),
             kept=kept_steps(trials, self._versions()),
             noise=noise,
-            ablation=ablation(self.configs, trials, base=BASE, winner=winner, noise=noise),
+            ablation=ablation(
+                self.configs, trials, base=BASE, winner=winner, noise=noise, extra=self.ablated
+            ),
         )
 
     def _versions(self) -> dict[int, str]:

@@ -127,13 +127,16 @@ class KeptStep(ContractModel):
 class AblationStep(ContractModel):
     """What one knob gave, or several that can only change together; both ends were measured."""
 
-    trial: Count
-    since: Count
+    trial: Count | None
+    """Null: measured for the ablation alone, by `mindtune search --ablate`."""
+    since: Count | None
     """Trial of the step before; the first one's is the base config."""
     changed: dict[str, tuple[KnobValue, KnobValue]]
     """Knob -> its values in the step before and in this one."""
+    value: Number
+    """Of one launch of the search's length, as all of them."""
     ratio: Number
-    """Of the search's own values."""
+    """Over the step before."""
     different: bool | None = None
     """Whether that is more than noise (95 %); null: the noise of a launch is not known."""
 

@@ -230,7 +230,7 @@ def test_study_report_shows_winner_trials_and_rules(tmp_path):
         kept=[{"trial": 1, "value": 0.3, "gain": 1.5, "changed": {"recompute": ("full", "none")},
                "version": "abc", "way_back": "mindtune export . --trial 1 --out trial_1.yaml"}],
         ablation=[{"trial": 1, "since": 0, "changed": {"recompute": ("full", "none")},
-                   "ratio": 1.5, "different": True}],
+                   "value": 0.3, "ratio": 1.5, "different": True}],
         noise={"step": 0.031, "launch": 0.052, "launch_freedom": 2},
     )  # fmt: skip
     write_json(tmp_path / "summary.json", summary)
@@ -242,7 +242,7 @@ def test_study_report_shows_winner_trials_and_rules(tmp_path):
     assert "memory 9 too much" in text
     assert len(study_report._values(summary).figure.split('id="xtick_')) == 1 + 2, "0 and 1 alone"
     assert "the search ended: 3 of 3 trials are done" in text
-    assert "recompute: full -> none 0 1 1.50 x yes" in text
+    assert "recompute: full -> none 0 1 0.3 1.50 x yes" in text
     assert "step to step 3.1%" in text
     assert "launch to launch 5.2% values of the confirming launches of 2 configs, 2 deg" in text
     assert "part to part" not in text, "what was not measured is not shown"

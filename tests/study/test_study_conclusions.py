@@ -5,6 +5,7 @@ import pytest
 from mindtune.controller.trials.conclusions import (
     ablation,
     ablation_way,
+    config_key,
     kept_steps,
     speed_front,
     trial_noise,
@@ -61,20 +62,29 @@ def test_knobs_whose_steps_were_not_measured_share_one_entry():
     assert ablation(CONFIGS, TRIALS, base=0, winner=None, noise=NOISE) == []
 
 
+def test_what_was_measured_for_the_ablation_alone_has_no_number():
+    known = [entry for entry in TRIALS if entry.number != 2]
+    extra = {config_key({**A, "micro_batch_size": 4}): 0.16}
+    first, second = ablation(CONFIGS, known, base=0, winner=4, noise=NOISE, extra=extra)
+    assert (first.since, first.trial, first.value) == (0, None, 0.16)
+    assert (second.since, second.trial) == (None, 4)
+    assert second.ratio == pytest.approx(1.25)
+
+
 def test_what_is_still_to_be_measured_is_what_may_run():
     known = [entry for entry in TRIALS if entry.number in (0, 5)]
 
     def may_run(config):
         return config["recompute"] == "full" or config["micro_batch_size"] == 4
 
-    path = ablation_way(CONFIGS, known, base=0, winner=5, may_run=may_run)
+    path = ablation_way(CONFIGS, known, base=0, winner=5, extra={}, may_run=may_run)
     assert path == (
         A,
         {**A, "micro_batch_size": 4},
         {**A, "micro_batch_size": 4, "recompute": "none"},
         CONFIGS[5],
     )
-    assert ablation_way(CONFIGS, known, base=0, winner=5) == (A, CONFIGS[5])
+    assert ablation_way(CONFIGS, known, base=0, winner=5, extra={}) == (A, CONFIGS[5])
 
 
 def test_kept_steps_are_the_improvements_in_order_with_the_way_back():

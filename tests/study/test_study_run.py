@@ -104,6 +104,34 @@ def test_a_study_with_every_kind_of_failure_finds_the_best_config(tiny):
     assert isinstance(events[-1], StudyEnded)
 
 
+def test_what_each_knob_gave_is_measured_on_request_and_once(tiny):
+    tiny.write(
+        space={"micro_batch_size": [1, 4], "recompute": ["none", "full"]},
+        study={"trials": 2},
+        trial={"repeats": 2},
+        behaviour={"1-none": "crash"},
+    )
+    plain = run_study(tiny.study_file, tiny.out).summary
+    (both,) = plain.ablation
+    assert (list(both.changed), both.ratio) == (["micro_batch_size", "recompute"], 3.25)
+    notes = []
+    summary = run_study(
+        tiny.study_file, tiny.out, ablate_winner=True, on_event=notes.append
+    ).summary
+    first, second = summary.ablation
+    assert (first.changed, first.trial) == ({"micro_batch_size": (1, 4)}, None)
+    assert (first.ratio, second.ratio) == (pytest.approx(13 / 7), pytest.approx(7 / 4))
+    assert second.changed == {"recompute": ("full", "none")}
+    assert len(summary.trials) == 2, "it is no trial of the search"
+    said = [note.message for note in notes if isinstance(note, StudyNote)]
+    assert any("measuring for the ablation: micro_batch_size=4" in text for text in said)
+    launches = len(tiny.log())
+    for again in (True, False):
+        known = run_study(tiny.study_file, tiny.out, ablate_winner=again).summary
+        assert known.ablation == summary.ablation
+    assert len(tiny.log()) == launches
+
+
 def test_killed_search_goes_on_and_repeats_nothing_that_finished(tiny, monkeypatch):
     tiny.write(trial={"repeats": 1}, study={"trials": 4})
     environment = {**os.environ, "TINY_SLEEP": "0.3"}
