@@ -55,32 +55,57 @@ def play_all(
 ) -> tuple[float, ...]:
     """Return when each stage is done, every pass of every micro-batch played."""
     chunks, stages = len(forward), len(forward[0])
-    orders = [_order(stages, chunks, micro_batches, stage) for stage in range(stages)]
-    done: dict[tuple[bool, int, int, int], float] = {}
+    steps = [_steps(stages, chunks, micro_batches, stage) for stage in range(stages)]
+    seconds = [time for row in (*backward, *forward) for time in row]
+    done: list[float | None] = [None] * (2 * chunks * stages * micro_batches)
     clock, position = [0.0] * stages, [0] * stages
-    left = sum(map(len, orders))
+    left = sum(map(len, steps))
     while left:
         before = left
-        for stage, order in enumerate(orders):
-            at, now = position[stage], clock[stage]
-            while at < len(order):
-                is_forward, chunk, number = order[at]
-                needed = _needed(is_forward, chunk, stage, stages, chunks)
-                ready = 0.0
-                if needed is not None:
-                    found = done.get((needed[0], needed[1], needed[2], number))
-                    if found is None:
+        for stage, own in enumerate(steps):
+            at, now, end = position[stage], clock[stage], len(own)
+            while at < end:
+                slot, key, needed, is_sent = own[at]
+                if needed >= 0:
+                    ready = done[needed]
+                    if ready is None:
                         break
-                    ready = found + (message_s if needed[2] != stage else 0.0)
-                duration = (forward if is_forward else backward)[chunk][stage]
-                now = max(now, ready) + duration
-                done[is_forward, chunk, stage, number] = now
+                    if is_sent:
+                        ready += message_s
+                    if ready > now:  # noqa: PLR1730 - here a call of max takes half the time
+                        now = ready
+                now += seconds[slot]
+                done[key] = now
                 at += 1
             left -= at - position[stage]
             position[stage], clock[stage] = at, now
         if left == before:
             raise AssertionError("a schedule waits for itself")
     return tuple(clock)
+
+
+@lru_cache(maxsize=4096)
+def _steps(
+    stages: int, chunks: int, micro_batches: int, stage: int
+) -> tuple[tuple[int, int, int, bool], ...]:
+    """Return a stage's passes as numbers.
+
+    That is the place of its time, its own key, the key of the pass that must be over before (-1:
+    none), and whether a message lies in between.
+    """
+
+    def place(is_forward: bool, chunk: int, at: int) -> int:
+        return (is_forward * chunks + chunk) * stages + at
+
+    found = []
+    for is_forward, chunk, number in _order(stages, chunks, micro_batches, stage):
+        slot, needed = place(is_forward, chunk, stage), -1
+        before = _needed(is_forward, chunk, stage, stages, chunks)
+        if before is not None:
+            needed = place(*before) * micro_batches + number
+        is_sent = before is not None and before[2] != stage
+        found.append((slot, slot * micro_batches + number, needed, is_sent))
+    return tuple(found)
 
 
 def _needed(

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--most-other-work", type=float, default=0.1,
         help="share of the machine above which a measurement does not count",
     )  # fmt: skip
-    parser.add_argument("--measure-steps", type=int, default=8, help="measured steps of a trial")
+    parser.add_argument("--measure-steps", type=int, help="of a trial; default: the study file's")
     options = parser.parse_args(arguments)
     try:
         recorder = open_recorder(

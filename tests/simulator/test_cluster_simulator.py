@@ -2,6 +2,7 @@
 
 import ast
 import math
+import random
 import statistics
 from dataclasses import fields, replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from mindtune.experiments.cluster_simulator.network import Group, Network
 from mindtune.experiments.cluster_simulator.pipeline import in_flight, play, play_all
 from mindtune.experiments.cluster_simulator.problems import KINDS, problem
 from mindtune.experiments.cluster_simulator.simulator import Simulator
-from mindtune.search.facts import StudyFacts, Training
+from mindtune.search.constraints import first_failure
+from mindtune.search.cost_model import CostModel
+from mindtune.search.facts import Limits, StudyFacts, Training
 from mindtune.search.space import Space
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "cluster_simulator"
@@ -271,3 +274,40 @@ def test_the_largest_cluster_is_played_within_milliseconds_a_config():
     values = [known.true_value(entry.config) for entry in known.report.configs[:40]]
     assert max(value for value in values if value is not None) > 0.1
     assert known.machine.num_devices == 16384
+
+
+@pytest.mark.parametrize("kind", ["dense_64_2000", "experts_64_2000"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_whatever_the_rules_let_pass_can_be_played(kind, fused):
+    draw = random.Random(kind)
+    machine = draw_machine(draw.randrange(10_000), 16)
+    model = replace(KINDS[kind].model, num_layers=10, flash_attention=fused)
+    facts = StudyFacts(
+        cluster=replace(machine.stated(), device_memory=None, allow_idle=True),
+        training=Training(global_batch_size=64, precision="bfloat16"),
+        model=model,
+        limits=Limits(framework="other"),
+    )
+    spec = {
+        "data_parallel": "auto", "model_parallel": [1, 2, 4], "pipeline_stage": [1, 2, 4, 5],
+        "pp_interleave_num": [1, 2], "offset": "auto", "context_parallel": [1, 2],
+        "expert_parallel": [1, 2, 4], "use_seq_parallel": "auto", "micro_batch_size": [1, 2],
+        "optimizer_sharding": ["none", "optimizer", "gradient", "parameter"],
+        "precision": ["bfloat16", "float16", "float32"], "optimizer_offload": "auto",
+        "recompute": ["none", "selective", "interval:3", "full", "layers:1/2"],
+        "gradient_compression": ["none", "float16", "int8", "topk:0.1", "powersgd:4"],
+        "comm_overlap": "auto", "comm_fusion": "auto", "data_workers": "auto", "prefetch": "auto",
+    }  # fmt: skip
+    space = Space.from_spec(spec, facts)
+    simulator, cost, played = Simulator(machine, facts), CostModel(facts), 0
+    floor = model.step_flops(64 * model.seq_length) / machine.peak_flops / machine.num_devices
+    while played < 60:
+        chosen = {name: draw.choice(values) for name, values in space.choices.items()}
+        if first_failure(space.complete(chosen), cost) is not None:
+            continue
+        played += 1
+        found = simulator.truth(space.complete(chosen))
+        assert floor < found.step_time_s < math.inf
+        assert 0.0 < found.memory_bytes < math.inf
+        assert found.jitter > 0.0
+        assert 0.0 <= found.bad_share < 0.5

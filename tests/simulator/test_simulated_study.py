@@ -3,11 +3,12 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
-from mindtune.controller.contract import StudyFile, parse
+from mindtune.controller.contract import StudyFile, parse, read_document, read_yaml
 from mindtune.controller.trials.launcher import launch
 from mindtune.controller.trials.outcome import judge
 from mindtune.controller.trials.study_runner import run_study
@@ -15,11 +16,19 @@ from mindtune.controller.trials.study_setup import load_study
 from mindtune.experiments.cluster_simulator.problems import KINDS, problem
 from mindtune.experiments.cluster_simulator.study import study_content, write_study
 
+EXAMPLE = Path(__file__).parents[2] / "experiments" / "cluster_simulator"
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_study_tells_what_its_problem_tells(kind):
     study = parse(StudyFile, study_content(kind, 0), source=kind)
     assert study.cluster.num_devices == problem(kind, 0).machine.num_devices
+
+
+def test_the_example_is_what_the_command_writes(tmp_path):
+    written = read_document(StudyFile, write_study("dense_64_2000", 0, tmp_path))
+    assert read_document(StudyFile, EXAMPLE / "study.yaml") == written
+    assert read_yaml(EXAMPLE / "base.yaml") == read_yaml(tmp_path / "base.yaml")
 
 
 def test_a_study_file_makes_the_space_of_its_problem(tmp_path):
