@@ -185,6 +185,7 @@ class ForeignStep:
         acts: Whether anything will be turned.
         data_parallel: Ranks with different samples; None: unknown.
         job_size: Ranks of the job.
+        has_loss: Whether what it returns as its loss is one: in a pipeline another stage has it.
     """
 
     ranks_agree = False
@@ -198,7 +199,9 @@ class ForeignStep:
         acts: bool,
         data_parallel: int | None,
         job_size: int,
+        has_loss: bool = True,
     ) -> None:
+        self._has_loss = has_loss
         self.name = type(train_network).__name__
         self.data_parallel = data_parallel
         self._job_size = job_size
@@ -226,6 +229,7 @@ class ForeignStep:
         self._hands.keep_loss_scale(acted)
         return replace(
             returned,
+            loss=returned.loss if self._has_loss else None,
             loss_scale=acted,
             learning_rate_scale=self._hands.acted_rate_scale(returned.learning_rate),
         )

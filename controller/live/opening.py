@@ -18,6 +18,7 @@ from mindtune.controller.live.ranks import (
     JobRank,
     data_parallel_degree,
     equal_on_all_ranks,
+    has_loss,
     job_rank,
 )
 from mindtune.controller.live.session import LiveSession
@@ -121,6 +122,7 @@ def open_session(
             acts=acts,
             data_parallel=data_parallel_degree(place),
             job_size=place.size,
+            has_loss=has_loss(place),
         )
     context = TrialContext.from_env()
     trial = None if context is None else TrialReport(context, rank=place.rank)

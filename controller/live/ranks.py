@@ -13,6 +13,7 @@ __all__ = [
     "JobRank",
     "data_parallel_degree",
     "equal_on_all_ranks",
+    "has_loss",
     "job_rank",
     "numbers_of_all_ranks",
 ]
@@ -38,6 +39,12 @@ def data_parallel_degree(place: JobRank) -> int | None:
         return 1
     replicated = ms.get_auto_parallel_context("parallel_mode") == ms.ParallelMode.DATA_PARALLEL
     return place.size if replicated else None
+
+
+def has_loss(place: JobRank) -> bool:
+    """Tell whether this rank's step returns the loss: of a pipeline the last stage's do."""
+    stages = int(ms.get_auto_parallel_context("pipeline_stages"))
+    return stages == 1 or place.rank // (place.size // stages) == stages - 1
 
 
 def equal_on_all_ranks(value: int, place: JobRank) -> bool:

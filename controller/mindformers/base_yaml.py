@@ -14,7 +14,7 @@ from typing import Any, Literal
 from mindtune.controller.contract import read_yaml
 from mindtune.controller.errors import ConfigError
 
-__all__ = ["Batch", "MindFormersYaml", "Mode"]
+__all__ = ["Batch", "MindFormersYaml", "Mode", "is_mindformers"]
 
 Mode = Literal["semi_auto", "data_parallel", "stand_alone"]
 """semi_auto: the degrees of parallel_config act; data_parallel: every rank holds the whole model;
@@ -76,8 +76,8 @@ class MindFormersYaml:
             ConfigError: it is something else.
         """
         tree = content if isinstance(content, dict) else {}
-        found = [name for name in _SECTIONS if name in tree]
-        if len(found) < _FEWEST and not _is_conversion_table(tree):
+        if not is_mindformers(tree) and not _is_conversion_table(tree):
+            found = [name for name in _SECTIONS if name in tree]
             raise ConfigError(
                 f"{source} must be a MindFormers YAML with sections such as "
                 f"{', '.join(_SECTIONS[:4])}, but has {', '.join(found) or 'none of them'}; for a "
@@ -188,6 +188,11 @@ class MindFormersYaml:
         yield from (
             e for e in (entries if isinstance(entries, list) else []) if isinstance(e, dict)
         )
+
+
+def is_mindformers(tree: dict[str, Any]) -> bool:
+    """Tell whether a content is a MindFormers YAML for its trainer."""
+    return len([name for name in _SECTIONS if name in tree]) >= _FEWEST
 
 
 def _is_conversion_table(tree: dict[str, Any]) -> bool:

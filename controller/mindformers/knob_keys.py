@@ -9,15 +9,14 @@ search; what it resets in silence is read back inside the trial.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from mindtune.controller.mindformers.base_yaml import Batch, MindFormersYaml
-from mindtune.search.layout import balanced_offset
+from mindtune.controller.mindformers.keys import KnobKeys
+from mindtune.controller.mindformers.recompute_keys import add_recompute
 from mindtune.search.space import divisors
-from mindtune.search.stage_list import StageList, column_sums, parse_stage_list
 
-__all__ = ["KnobKeys", "knob_keys"]
+__all__ = ["knob_keys"]
 
 _ZERO_BUBBLE = "zero_bubble_v"
 """Schedule that documents micro_batch_num >= 2 x stages."""
@@ -25,26 +24,6 @@ _PLAIN_SCHEDULES = (None, "1f1b", "gpipe")
 _LARGEST_TENSOR = 8
 """Largest model_parallel that is proposed: the devices of one node (MindFormers' default)."""
 _LARGEST_MICRO_BATCH = 8
-
-
-@dataclass
-class KnobKeys:
-    """What a study searches and how it is spelled; in the order in which it is written."""
-
-    space: dict[str, Any] = field(default_factory=dict)
-    overrides: dict[str, Any] = field(default_factory=dict)
-    constraints: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    def map(self, base: MindFormersYaml, key: str, knob: str, values: Any = None) -> None:
-        """Map a key onto a knob; one that the YAML lacks is added where a knob is turned."""
-        parent, _, name = key.rpartition(".")
-        entry: dict[str, Any] = {"knob": knob}
-        if values is not None:
-            entry["values"] = values
-        if name not in base.section(parent) and not name.isdecimal():
-            entry["create"] = True
-        self.overrides[key] = knob if len(entry) == 1 else entry
 
 
 def knob_keys(
@@ -64,6 +43,7 @@ def knob_keys(
         _batch(keys, base, batch)
         if base.degree("pipeline_stage") > 1:
             _chunks(keys, base)
+        if num_devices > 1:
             _offset(keys, base, model)
     else:
         _fixed_batch(keys, base, batch)
@@ -71,7 +51,7 @@ def knob_keys(
         keys.space["optimizer_sharding"] = ["none", "optimizer"]
         spelled = {"none": False, "optimizer": True}
         keys.map(base, "parallel.enable_parallel_optimizer", "optimizer_sharding", spelled)
-    _recompute(keys, base, model)
+    add_recompute(keys, base, model)
     if base.mode != "semi_auto":
         _data(keys, base)
     return keys
@@ -83,19 +63,51 @@ def _degrees(
     keys.space["data_parallel"] = "auto"
     tensor = {n for n in divisors(num_devices) if n <= _LARGEST_TENSOR}
     keys.space["model_parallel"] = sorted(tensor | {base.degree("model_parallel")})
-    keys.space["pipeline_stage"] = "auto" if base.degree("pipeline_stage") > 1 else 1
+    keys.space["pipeline_stage"] = "auto"
     names = ["data_parallel", "model_parallel", "pipeline_stage"]
     if base.degree("context_parallel") > 1:
-        keys.space["context_parallel"] = "auto"
+        _context(keys, base, model, num_devices)
         names.append("context_parallel")
     experts = (model or {}).get("num_experts")
     if experts or base.degree("expert_parallel") > 1:
         keys.space["expert_parallel"] = "auto"
         names.append("expert_parallel")
     keys.space["use_seq_parallel"] = [False, True]
+    if base.count("model.model_config.fine_grain_interleave") > 1:
+        keys.space["use_seq_parallel"] = True
+        keys.notes.append(
+            "fine_grain_interleave needs use_seq_parallel or context parallelism: the first stays "
+            "on."
+        )
     for name in (*names, "use_seq_parallel"):
         keys.map(base, f"parallel_config.{name}", name)
     _dataset_strategy(keys, base)
+
+
+def _context(
+    keys: KnobKeys, base: MindFormersYaml, model: Mapping[str, Any] | None, num_devices: int
+) -> None:
+    """Context parallelism within what its algorithm allows (`check_rules`)."""
+    algorithm = base.section("parallel_config").get("context_parallel_algo", "colossalai_cp")
+    degree = base.degree("context_parallel")
+    if algorithm == "colossalai_cp":
+        keys.space["context_parallel"] = "auto"
+        return
+    if algorithm == "hybrid_cp":
+        group = base.count("parallel_config.ulysses_degree_in_cp")
+        fitting = {n for n in divisors(num_devices) if n == 1 or n % group == 0}
+        keys.space["context_parallel"] = sorted(fitting | {degree})
+        return
+    # Ulysses splits heads: context_parallel x model_parallel must not be more than there are.
+    keys.space["context_parallel"] = degree
+    heads = (model or {}).get("num_kv_heads") or (model or {}).get("num_heads")
+    if heads is not None:
+        fitting = {n for n in keys.space["model_parallel"] if n * degree <= heads}
+        keys.space["model_parallel"] = sorted(fitting) or [base.degree("model_parallel")]
+    keys.notes.append(
+        f"context_parallel_algo = {algorithm} splits heads: context_parallel stays {degree}, and "
+        "model_parallel within the heads that are left."
+    )
 
 
 def _dataset_strategy(keys: KnobKeys, base: MindFormersYaml) -> None:
@@ -139,10 +151,9 @@ def _batch(keys: KnobKeys, base: MindFormersYaml, batch: Batch) -> None:
         if not base.is_legacy:
             keys.notes.append("MindFormers refuses micro_batch_interleave_num > 1 for this model.")
     keys.map(base, "runner_config.batch_size", "micro_batch_size", values)
-    pipelined = base.degree("pipeline_stage") > 1
-    if pipelined:
-        keys.map(base, "parallel_config.micro_batch_num", "micro_batch_num")
-    # Without a pipeline it accumulates; with one MindFormers ignores the key.
+    # One of the two acts: micro_batch_num in a pipeline, accumulation without; MindFormers ignores
+    # the other.
+    keys.map(base, "parallel_config.micro_batch_num", "micro_batch_num")
     keys.map(base, "runner_config.gradient_accumulation_steps", "micro_batch_num")
 
 
@@ -215,93 +226,6 @@ def _offset(keys: KnobKeys, base: MindFormersYaml, model: Mapping[str, Any] | No
     own = [] if not told else [told]
     keys.space["offset"] = ["even", *(["balanced"] if model else []), *own]
     keys.map(base, "model.model_config.offset", "offset")
-
-
-def _recompute(keys: KnobKeys, base: MindFormersYaml, model: Mapping[str, Any] | None) -> None:
-    section = base.section("recompute_config")
-    whole, parts = section.get("recompute", False), section.get("select_recompute", False)
-    stages = base.degree("pipeline_stage") if base.mode == "semi_auto" else 1
-    reason = _untellable(base, whole, parts, stages)
-    if reason is not None:
-        keys.notes.append(f"recompute_config stays as it is: {reason}.")
-        return
-    choices: list[Any] = ["none", "full"]
-    if isinstance(whole, list) and whole:
-        choices.append(whole)
-    elif model is not None:
-        choices += _layers_per_stage(base, model, stages)
-    selects = bool(parts)
-    if selects:
-        own = f"selective:{_text(parts)}" if isinstance(parts, list) else "selective"
-        choices += ["selective", *([own] if own != "selective" else [])]
-    keys.space["recompute"] = choices
-    spelled = {"none": False, "full": True, "layers:*": "{list}"}
-    if selects:
-        keys.map(
-            base, "recompute_config.select_recompute", "recompute",
-            {"none": False, "full": False, "layers:*": False, "selective": True,
-             "selective:*": "{list}"},
-        )  # fmt: skip
-        spelled["selective*"] = False
-    keys.map(base, "recompute_config.recompute", "recompute", spelled)
-
-
-def _text(rows: Any) -> str:
-    return "+".join("/".join(map(str, row)) for row in parse_stage_list(rows))
-
-
-def _untellable(base: MindFormersYaml, whole: Any, parts: Any, stages: int) -> str | None:
-    """Return why the YAML's recomputation is no value of the knob; None: it is one."""
-    if base.flag("swap_config.swap"):
-        return "with swap_config.swap a list names layers, not their number per stage"
-    for name, value in (("recompute", whole), ("select_recompute", parts)):
-        if isinstance(value, bool) or value is None:
-            continue
-        try:
-            rows = parse_stage_list(value if isinstance(value, list) else None)
-        except ValueError:
-            return f"{name} = {value!r} is neither True, False nor numbers of layers per stage"
-        if len(rows[0]) != stages:
-            return (
-                f"{name} = {value!r} has {len(rows[0])} numbers for {stages} stages, of which "
-                "MindFormers takes missing ones for 0; write one per stage"
-            )
-    if whole and parts:
-        return "recompute and select_recompute are both on, which is no value of one knob"
-    return None
-
-
-def _layers_per_stage(
-    base: MindFormersYaml, model: Mapping[str, Any], stages: int
-) -> list[list[int]]:
-    """Return two lists for the YAML's own stages: half of each, and fewer towards the end.
-
-    In 1F1B stage s keeps (stages - s) micro-batches alive, so that the first one is short of
-    memory first; the last one has the output layer besides.
-    """
-    layers = _stage_layers(base, model["num_layers"], stages)
-    if layers is None:
-        return []
-    half = [count // 2 for count in layers]
-    falling = [count * (stages - 1 - s) // stages for s, count in enumerate(layers)]
-    lists = [half] if stages == 1 else [half, falling]
-    return [entry for n, entry in enumerate(lists) if any(entry) and entry not in lists[:n]]
-
-
-def _stage_layers(base: MindFormersYaml, num_layers: int, stages: int) -> tuple[int, ...] | None:
-    share, rest = divmod(num_layers, stages)
-    told = base.section("model.model_config").get("offset", 0)
-    rows: StageList = ((0,) * stages,)
-    if isinstance(told, list):
-        try:
-            rows = parse_stage_list(told)
-        except ValueError:
-            return None
-    elif rest:
-        rows = balanced_offset(num_layers, stages, 1)
-    if len(rows) > 1 or len(rows[0]) != stages:
-        return None
-    return tuple(share + extra for extra in column_sums(rows))
 
 
 def _data(keys: KnobKeys, base: MindFormersYaml) -> None:

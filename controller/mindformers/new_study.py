@@ -8,6 +8,7 @@ from mindtune.controller.contract import write_atomic
 from mindtune.controller.mindformers.base_yaml import MindFormersYaml
 from mindtune.controller.mindformers.study_text import study_text
 from mindtune.controller.trials.study_setup import load_study
+from mindtune.search.constraints import explain
 
 __all__ = ["write_study"]
 
@@ -32,8 +33,14 @@ def write_study(base: Path, out: Path, *, num_devices: int | None = None) -> lis
     unchecked = out.with_name(f".{out.name}.unchecked{out.suffix}")
     try:
         write_atomic(unchecked, text)
-        load_study(unchecked)
+        setup = load_study(unchecked)
         unchecked.replace(out)
     finally:
         unchecked.unlink(missing_ok=True)
+    rejected = explain(setup.space, setup.base).rejected
+    if rejected:
+        notes.append(
+            f"The YAML itself is rejected, so that trial 0 is the nearest config that is not: "
+            f"{rejected[0].reason}."
+        )
     return notes

@@ -15,7 +15,13 @@ from typing import Any
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.mindformers import register
 
-__all__ = ["ENV_REGISTER_PATH", "check_command", "plugged_in", "register_folder"]
+__all__ = [
+    "ENV_REGISTER_PATH",
+    "check_command",
+    "in_own_folder",
+    "register_folder",
+    "with_callback",
+]
 
 ENV_REGISTER_PATH = "REGISTER_PATH"
 """Read by MindFormers: one folder, whose modules `auto_register` can name."""
@@ -24,6 +30,8 @@ _ENTRY = {"type": _TYPE, "auto_register": f"mindtune_callback.{_TYPE}"}
 _SAVER = "CheckpointMonitor"
 _FLAG = "--register_path"
 _FOLDER = "register"
+_SEED = 1
+"""MindFormers' default."""
 _OWN_OUTPUT = "./output"
 """MindFormers' default, below the working directory, which is the run's folder."""
 _PATH_ENDINGS = ("_dir", "_path", "_file", "_files", "_file_path", "path_or_dir", "name_or_path")
@@ -45,39 +53,41 @@ def check_command(command: Sequence[str]) -> None:
             )
 
 
-def plugged_in(
-    tree: Mapping[str, Any], *, folders: Sequence[Path], in_trial: bool
+def in_own_folder(
+    tree: Mapping[str, Any], *, folders: Sequence[Path], repeat: int | None = None
 ) -> dict[str, Any]:
-    """Return a YAML's content as a trial or a run takes it.
+    """Return a YAML's content for a program that runs in another folder than the user's.
 
-    Our callback joins the list, unless it is there; relative paths of files that exist beside the
-    user's own files become absolute, since the program runs elsewhere. A trial writes into its
-    own folder and saves no checkpoints.
+    Relative paths of files that exist beside the user's own become absolute. A trial besides
+    writes into its own folder, saves no checkpoints, and has a seed of its own.
 
     Args:
         tree: content of the YAML; stays as it is.
         folders: what relative paths may be relative to, the first that fits.
-        in_trial: whether it is a trial.
+        repeat: of a trial: the first one has the user's seed; None: it is no trial.
+    """
+    changed = copy.deepcopy(dict(tree))
+    _absolute(changed, folders)
+    if repeat is None:
+        return changed
+    changed["output_dir"] = _OWN_OUTPUT
+    own_seed = changed.get("seed")
+    changed["seed"] = (own_seed if isinstance(own_seed, int) else _SEED) + repeat
+    if changed.get("callbacks") is not None:
+        changed["callbacks"] = [e for e in _entries(changed) if _type(e) != _SAVER]
+    return changed
+
+
+def with_callback(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a YAML's content with our callback last in the list, unless it is there.
 
     Raises:
         ConfigError: `callbacks` is no list.
     """
-    changed = copy.deepcopy(dict(tree))
-    entries = changed.get("callbacks")
-    if entries is None:
-        entries = []
-    if not isinstance(entries, list):
-        raise ConfigError(
-            f"callbacks of a MindFormers YAML must be a list of entries with a type, but got "
-            f"{entries!r}."
-        )
-    types = [entry.get("type") if isinstance(entry, dict) else None for entry in entries]
-    if in_trial:
-        entries = [e for e, kind in zip(entries, types, strict=True) if kind != _SAVER]
-        changed["output_dir"] = _OWN_OUTPUT
-    changed["callbacks"] = entries if _TYPE in types else [*entries, dict(_ENTRY)]
-    _absolute(changed, folders)
-    return changed
+    entries = _entries(tree)
+    if _TYPE in map(_type, entries):
+        return dict(tree)
+    return {**tree, "callbacks": [*entries, dict(_ENTRY)]}
 
 
 def register_folder(folder: Path, own: str | None = None) -> Path:
@@ -100,6 +110,20 @@ def register_folder(folder: Path, own: str | None = None) -> Path:
     together.mkdir(parents=True, exist_ok=True)
     _link(together, [*theirs.iterdir(), *ours.glob("mindtune_*.py")])
     return together
+
+
+def _entries(tree: Mapping[str, Any]) -> list[Any]:
+    entries = tree.get("callbacks")
+    if not isinstance(entries, (list, type(None))):
+        raise ConfigError(
+            f"callbacks of a MindFormers YAML must be a list of entries with a type, but got "
+            f"{entries!r}."
+        )
+    return list(entries or [])
+
+
+def _type(entry: Any) -> Any:
+    return entry.get("type") if isinstance(entry, dict) else None
 
 
 def _link(folder: Path, paths: Iterable[Path]) -> None:

@@ -12,7 +12,8 @@ import yaml
 
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.mindformers.base_yaml import MindFormersYaml
-from mindtune.controller.mindformers.knob_keys import KnobKeys, knob_keys
+from mindtune.controller.mindformers.keys import KnobKeys
+from mindtune.controller.mindformers.knob_keys import knob_keys
 from mindtune.controller.mindformers.model_block import model_block
 
 __all__ = ["study_text"]
@@ -144,7 +145,7 @@ def _trial(base: MindFormersYaml, path: Path, out: Path, devices: int) -> Iterat
     else:
         yield "  launcher: none"
     yield "  callback: mindformers   # ours joins `callbacks` in the YAML of each trial; null: the"
-    yield "                          # log is read, and each trial trains to its end"
+    yield "                          # log is read, each trial trains on to its end"
     yield f"  base_config: {_flow(here)}"
     yield "  warmup_steps: 5         # not measured"
     yield "  measure_steps: 20       # measured after the warm-up; then the trial ends"

@@ -67,7 +67,7 @@ def judge(report: LaunchReport, *, knobs: Mapping[str, KnobValue]) -> TrialOutco
     if finding is None and unreadable:
         finding = _Finding(outcome="crash", message=unreadable)
     if finding is None and result is None and not _failed_exits(report):
-        result = _logged_result(report)
+        result = _logged_result(report, knobs)
     if finding is None:
         finding = _exit_finding(report, result)
     if finding is None and result is not None:
@@ -129,7 +129,7 @@ def _read_result(path: Path) -> tuple[TrialResult | None, str]:
         return None, f"{path.name} is not readable: {error}"
 
 
-def _logged_result(report: LaunchReport) -> TrialResult | None:
+def _logged_result(report: LaunchReport, knobs: Mapping[str, KnobValue]) -> TrialResult | None:
     """Return what the logs of a program without our callback tell."""
     path = report.trial_dir / KnobsFile.FILE
     try:
@@ -138,6 +138,8 @@ def _logged_result(report: LaunchReport) -> TrialResult | None:
         # Spoilt by the program: nobody knows which steps are warm-up.
         return None
     logs = [log for name, paths in report.logs.items() if name != "scheduler" for log in paths]
+    if knobs.get("pipeline_stage", 1) != 1:
+        logs.reverse()  # of a pipeline the last stage alone has the loss
     return result_from_logs(logs, warmup_steps=0 if plan is None else plan.warmup_steps)
 
 

@@ -32,8 +32,9 @@ from mindtune.controller.live.settings import split_best_config
 from mindtune.controller.mindformers.plug_in import (
     ENV_REGISTER_PATH,
     check_command,
-    plugged_in,
+    in_own_folder,
     register_folder,
+    with_callback,
 )
 from mindtune.controller.records import read_signals
 from mindtune.controller.trials.commands import resolve_command
@@ -79,7 +80,7 @@ class RunPlan:
             return self.config
         base = self.path.parent / (self.best.base_config or "")
         folders = [self.path.resolve().parent, base.resolve().parent]
-        return plugged_in(self.config, folders=folders, in_trial=False)
+        return with_callback(in_own_folder(self.config, folders=folders))
 
 
 def read_best_config(path: Path) -> RunPlan:

@@ -27,12 +27,13 @@ from mindtune.controller.contract import (
     write_yaml,
 )
 from mindtune.controller.errors import ConfigError
-from mindtune.controller.mindformers.base_yaml import MindFormersYaml
+from mindtune.controller.mindformers.base_yaml import MindFormersYaml, is_mindformers
 from mindtune.controller.mindformers.plug_in import (
     ENV_REGISTER_PATH,
     check_command,
-    plugged_in,
+    in_own_folder,
     register_folder,
+    with_callback,
 )
 from mindtune.controller.trials.config_tree import get_key, set_key
 from mindtune.controller.trials.spelling import Spelling
@@ -258,6 +259,11 @@ class TrialConfig:
             set_key(tree, key, value, source=self.source, create=key in create)
         return tree
 
+    def _is_mindformers(self) -> bool:
+        """Whether the program is MindFormers' trainer, whose keys are known."""
+        named = self.study.trial.callback or self.study.constraints.framework
+        return named == "mindformers" and is_mindformers(self.base)
+
     def write(self, folder: Path, knobs: Mapping[str, KnobValue], plan: TrialPlan) -> Path:
         """Write config.yaml and knobs.yaml into a trial's folder.
 
@@ -266,10 +272,15 @@ class TrialConfig:
         """
         path = folder / "config.yaml"
         tree = self.merged(self.overrides(knobs))
-        if self.study.trial.callback == "mindformers":
+        if self._is_mindformers():
             base_config = self.base_dir / str(self.study.trial.base_config)
             folders = [base_config.resolve().parent, self.base_dir]
-            tree = plugged_in(tree, folders=folders, in_trial=True)
+            tree = in_own_folder(tree, folders=folders, repeat=plan.repeat)
+            checkpoint = self.environment(knobs).get(ENV_CHECKPOINT)
+            if checkpoint is not None:
+                tree["load_checkpoint"] = checkpoint
+        if self.study.trial.callback == "mindformers":
+            tree = with_callback(tree)
         write_atomic(path, dump_yaml(tree))
         write_yaml(folder / KnobsFile.FILE, KnobsFile(knobs=dict(knobs), trial=plan))
         return path

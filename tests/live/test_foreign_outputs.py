@@ -15,7 +15,9 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore.nn.wrap.cell_wrapper import GradAccumulationCell
 from mindtune.controller.live.foreign_outputs import conventions_of, decode, number
+from mindtune.controller.live.foreign import ForeignStep
 from mindtune.controller.live.learning_rate import has_learning_rate
+from mindtune.controller.live.ranks import JobRank, has_loss
 
 class Step(nn.Cell):
     def __init__(self, network, **attributes):
@@ -50,6 +52,14 @@ odd = [None, {}, "text", (), ({}, 1, 2), object(), [None] * 5, Tensor(np.zeros((
 class NotAnOptimizer:
     learning_rate = "0.1"
 
+def stage_loss(stages, rank):
+    # What the step of a rank of four is taken to lose, whatever it returns.
+    ms.set_auto_parallel_context(pipeline_stages=stages)
+    found = has_loss(JobRank(rank, 4))
+    ms.reset_auto_parallel_context()
+    step = ForeignStep(dense, None, acts=False, data_parallel=1, job_size=4, has_loss=found)
+    return step.take(Tensor(3.0)).loss
+
 print(json.dumps({
     "plain": meant(dense),
     "interleaved": meant(nn.MicroBatchInterleaved(dense, 2)),
@@ -71,6 +81,7 @@ print(json.dumps({
     "rates": [has_learning_rate(each) for each in (
         nn.SGD(dense.trainable_params(), 0.1), nn.SGD(dense.trainable_params(), nn.CosineDecayLR(0.01, 0.1, 9)),
         ms.experimental.optim.SGD(dense.trainable_params(), 0.1), NotAnOptimizer(), None)],
+    "stages": [[stage_loss(stages, rank) for rank in range(4)] for stages in (1, 2, 4)],
 }))
 """
 
@@ -127,6 +138,10 @@ def test_a_step_that_skips_above_a_norm_says_so_without_an_overflow(seen):
 def test_outputs_that_are_no_numbers_are_not_measured(seen):
     assert seen["odd"] == [None, None, None, None, None, None, None, None, 3.0, 2.0, 2.0, 4.0]
     assert seen["false_scale"] is None
+
+
+def test_of_a_pipeline_the_last_stage_alone_has_a_loss(seen):
+    assert seen["stages"] == [[3.0] * 4, [None, None, 3.0, 3.0], [None, None, None, 3.0]]
 
 
 def test_only_rates_in_a_known_form_are_reachable(seen):

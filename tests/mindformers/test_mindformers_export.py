@@ -8,7 +8,12 @@ import yaml
 
 from mindtune.controller.cli.app import main
 from mindtune.controller.errors import ConfigError
-from mindtune.controller.mindformers.plug_in import check_command, plugged_in, register_folder
+from mindtune.controller.mindformers.plug_in import (
+    check_command,
+    in_own_folder,
+    register_folder,
+    with_callback,
+)
 from mindtune.controller.trials.config_tree import dotted_keys, get_key
 from mindtune.controller.trials.study_setup import load_study
 
@@ -68,13 +73,22 @@ def test_a_trial_has_our_callback_and_nothing_of_it_leaves_its_folder(project):
         tree = yaml.safe_load((trial / "config.yaml").read_text())
         types = [entry["type"] for entry in tree["callbacks"]]
         assert types == ["MFLossMonitor", "TuneCallback"]  # and saves no checkpoint
-        assert tree["output_dir"] == "./output"
+        assert (tree["output_dir"], tree["seed"]) == ("./output", 1)
         assert tree["train_dataset"]["data_loader"]["dataset_dir"] == str(project / "data")
         assert json.loads((trial / "trial.json").read_text())["outcome"] == "ok"
         # The user's own modules are found beside ours.
         assert {"mine.py", "mindtune_callback.py"} <= set(
             json.loads((trial / "stdout.log").read_text().splitlines()[0])
         )
+
+
+def test_repeats_of_a_trial_have_seeds_of_their_own(project):
+    seeds = {
+        path.parent.name: yaml.safe_load(path.read_text())["seed"]
+        for path in (project / "study" / "trials" / "0000").glob("repeat_*/config.yaml")
+    }
+    assert seeds["repeat_0"] == 1
+    assert seeds["repeat_1"] == 2
 
 
 def test_the_exported_yaml_differs_in_the_tuned_keys_and_carries_the_study(project, capsys):
@@ -153,13 +167,12 @@ def test_a_callback_that_is_there_is_not_added_again(tmp_path):
     own = {"type": "TuneCallback", "auto_register": "tune.TuneCallback"}
     tree = {"callbacks": [own], "output_dir": "/o", "load_checkpoint": "ckpt"}
     (tmp_path / "ckpt").mkdir()
-    plugged = plugged_in(tree, folders=[tmp_path / "none", tmp_path], in_trial=False)
-    assert plugged["callbacks"] == [own]
-    assert plugged["load_checkpoint"] == str(tmp_path / "ckpt")
-    assert tree["load_checkpoint"] == "ckpt"
-    assert plugged_in({}, folders=[], in_trial=True)["callbacks"][0]["type"] == "TuneCallback"
+    placed = in_own_folder(tree, folders=[tmp_path / "none", tmp_path])
+    assert with_callback(placed)["callbacks"] == [own]
+    assert placed == {**tree, "load_checkpoint": str(tmp_path / "ckpt")}
+    assert with_callback({})["callbacks"][0]["type"] == "TuneCallback"
     with pytest.raises(ConfigError, match="must be a list of entries"):
-        plugged_in({"callbacks": "MFLossMonitor"}, folders=[], in_trial=True)
+        with_callback({"callbacks": "MFLossMonitor"})
 
 
 def test_the_folder_to_register_from_is_ours_alone_where_the_user_has_none(tmp_path):

@@ -155,6 +155,29 @@ def test_what_is_unusual_is_named_and_left_alone(init):
     assert setup.study.constraints.min_micro_batches_per_stage == 2
 
 
+def test_context_parallelism_stays_within_what_its_algorithm_allows(init):
+    half = {"parallel_config__data_parallel": 1, "parallel_config__context_parallel": 2,
+            "parallel__dataset_strategy": [[1, 1], [1, 1]]}  # fmt: skip
+    _, setup, _ = init(content(**half))
+    assert setup.space.choices["context_parallel"] == (1, 2, 4, 8, 16)
+    _, setup, told = init(content(**half, parallel_config__context_parallel_algo="ulysses_cp"))
+    # 4 heads of keys and values over 2 x model_parallel.
+    assert setup.space.choices["model_parallel"] == (1, 2)
+    assert setup.space.choices["context_parallel"] == (2,)
+    assert "splits heads" in told
+    hybrid = {"parallel_config__context_parallel_algo": "hybrid_cp",
+              "parallel_config__ulysses_degree_in_cp": 2}  # fmt: skip
+    _, setup, _ = init(content(**half, **hybrid))
+    assert setup.space.choices["context_parallel"] == (1, 2, 4, 8, 16)
+
+
+def test_a_yaml_that_our_rules_reject_is_told_so(init):
+    code, _, told = init(content(parallel_config__micro_batch_num=2))
+    assert code == 0
+    assert "The YAML itself is rejected" in told
+    assert "micro_batch_num = 2 must be at least pipeline_stage = 4" in told
+
+
 def test_experts_may_lie_in_tensor_groups_and_need_sequence_parallelism(init):
     experts = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128}
     changes = {f"model__model_config__{name}": value for name, value in experts.items()}
