@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["CONFIG", "KEY", "MEMORY", "OUTCOME", "REASON", "RETRY_OF", "STEP_TIME", "WALL"]
+__all__ = [
+    "CONFIG", "KEY", "MEMORY", "OUTCOME", "REASON", "RETRY_OF", "STEP_TIME", "WALL", "WORKER",
+]  # fmt: skip
 
 CONFIG = "config"
 """Of a trial: its knobs, as proposed."""
@@ -20,3 +22,5 @@ STEP_TIME = "step_time_s"
 """Of a trial: median step time; calibrates the cost model."""
 WALL = "wall_s"
 """Of a trial: seconds that it took, start and compilation included: what a further one costs."""
+WORKER = "worker"
+"""Of a trial: who measures it."""

@@ -17,13 +17,23 @@ from typing import Literal
 from mindtune.search.knobs import Config, KnobValue
 from mindtune.search.stage_list import parse_stage_list
 
-__all__ = ["MEMORY_KNOBS", "Attempt", "Inference", "infer", "memory_need", "needs_at_least"]
+__all__ = [
+    "MAX_STARTS",
+    "MEMORY_KNOBS",
+    "Attempt",
+    "Inference",
+    "infer",
+    "memory_need",
+    "needs_at_least",
+]
 
 Outcome = Literal[
     "running", "ok", "oom", "bad_config", "non_finite", "crash", "timeout", "interrupted",
     "pruned", "infeasible",
 ]  # fmt: skip
 
+MAX_STARTS = 3
+"""How often a config is started in all, where the process that measures it keeps dying."""
 MEMORY_KNOBS = ("micro_batch_size", "recompute", "optimizer_sharding", "optimizer_offload")
 """Knobs with a certain direction of memory, everything else equal."""
 

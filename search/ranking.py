@@ -8,6 +8,7 @@ model and the attempts alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from operator import itemgetter
@@ -21,7 +22,7 @@ from mindtune.search.constraints import SpaceReport
 from mindtune.search.cost_model import COST_KNOBS, CostModel
 from mindtune.search.encoding import Encoding, Flags, Floats, Places
 from mindtune.search.forecasts import memory_forecast, time_forecast
-from mindtune.search.history import MEMORY_KNOBS, Attempt, infer
+from mindtune.search.history import MAX_STARTS, MEMORY_KNOBS, Attempt, infer
 from mindtune.search.knobs import Config, KnobValue
 from mindtune.search.memory_model import MemoryRates
 from mindtune.search.rules import RULES
@@ -91,14 +92,17 @@ class Ranking:
     def untried(self, attempts: Sequence[Attempt]) -> Indices:
         """Return the indices of the configs that may be tried, best predicted first.
 
-        Left out are those that were tried or are running, but for interrupted ones, and those
-        that certainly need no less memory than one that ran out of it.
+        Left out are those that were tried or are running, but for interrupted ones, unless they
+        keep being interrupted, and those that certainly need no less memory than one that ran
+        out of it.
         """
         is_open = self._allowed.copy()
+        starts: Counter[int] = Counter()
         for attempt in attempts:
-            if attempt.outcome != "interrupted":
-                own = self._index.get(self._values(attempt.config))
-                if own is not None:
+            own = self._index.get(self._values(attempt.config))
+            if own is not None:
+                starts[own] += 1
+                if attempt.outcome != "interrupted" or starts[own] >= MAX_STARTS:
                     is_open[own] = False
             if attempt.outcome == "oom":
                 is_open[self._excluded_by(attempt)] = False

@@ -60,7 +60,7 @@ _BY_STATE = {
     TrialState.FAIL: "interrupted",
 }
 """Outcome of a trial that nobody has told."""
-_NEVER_TRIED = frozenset({"infeasible", "duplicate"})
+_NEVER_TRIED = frozenset({"infeasible", "duplicate", "withdrawn"})
 """Outcomes of proposals that were turned down before a trial was started."""
 _NO_VERDICT = frozenset({"interrupted", "running", "ok", "pruned"})
 """Outcomes that say nothing against a config."""

@@ -5,17 +5,18 @@ PRUNED (stopped, or its config cannot work: then with a positive constraint) or 
 interrupted, or no value). One Optuna trial is one config; repeats of it are attributes of the
 study, since a finished trial takes none. A proposal that a rule rejects, or that repeats a known
 config, is closed on the spot and costs no budget. A trial whose process died is closed as
-interrupted and its config queued again, once per such trial.
+interrupted and its config queued again, once per such trial. Several workers may ask at the same
+time: each looks at its own proposal again once all earlier ones are stored, and the later of two
+equal ones gives way (`peers.earlier_trials`).
 """
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import optuna
@@ -31,13 +32,17 @@ from mindtune.search.attributes import (
     RETRY_OF,
     STEP_TIME,
     WALL,
+    WORKER,
 )
 from mindtune.search.baseline import Baseline, choose_baseline
+from mindtune.search.choices import keep_choices
 from mindtune.search.constraints import NOT_LISTED, SpaceReport, first_failure
-from mindtune.search.cost_model import Measurement, Prediction, calibrate
+from mindtune.search.cost_model import Measurement, calibrate
 from mindtune.search.errors import SearchError, SpaceExhaustedError
-from mindtune.search.history import Attempt, infer
+from mindtune.search.history import MAX_STARTS, Attempt, infer
 from mindtune.search.knobs import Config
+from mindtune.search.peers import NO_PEERS, Peers, earlier_trials, others_run, queued_configs
+from mindtune.search.proposal import Proposal
 from mindtune.search.ranking import Ranking
 from mindtune.search.repeats import Repeat, add_repeat, repeats
 from mindtune.search.sampler import GuidedSampler, attempts, parameters
@@ -45,28 +50,11 @@ from mindtune.search.stopping import Outlook, StopRule, reason_to_stop
 
 __all__ = ["Proposal", "Proposer"]
 
-_CHOICES = "space"
-"""User attribute of the study: the choices of every knob, which may not change."""
 _CONFIGS_FAULT = frozenset({"oom", "bad_config", "non_finite", "timeout", "infeasible"})
 """Outcomes that the config itself causes: samplers learn them as violated constraints."""
+_ALONE = "another trial has to end first"
 _MAX_REJECTIONS = 100
 """Rejected proposals in a row after which an untried feasible config is drawn instead."""
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A config to be tried."""
-
-    number: int
-    """Of the Optuna trial; 0 is the baseline."""
-    config: Config
-    """Knobs of the space."""
-    key: str
-    """Hash of the complete config."""
-    is_baseline: bool
-    retry_of: int | None
-    """Number of the interrupted trial that this one repeats."""
-    prediction: Prediction
 
 
 class Proposer:
@@ -81,7 +69,9 @@ class Proposer:
         time_budget_s: float | None = None,
         stop: StopRule | None = None,
         seed: int = 0,
-        max_attempts: int = 3,
+        max_attempts: int = MAX_STARTS,
+        peers: Peers = NO_PEERS,
+        worker: str | None = None,
     ) -> None:
         """Take over a study, new or resumed.
 
@@ -92,7 +82,10 @@ class Proposer:
             time_budget_s: Propose nothing after this much time; None: no limit.
             stop: When a further trial no longer pays; None: never.
             seed: Of the draw that replaces a sampler which proposes rejected configs only.
-            max_attempts: How often a config is started again after an interruption, in all.
+            max_attempts: How often a config is started, interruptions included; the baseline,
+                which everything is compared with, is started until it ends by itself.
+            peers: The other workers on the study.
+            worker: Name of this one, kept with its trials; None: they carry none.
 
         Raises:
             SearchError: if nothing is feasible, or the study was started with other choices.
@@ -115,34 +108,51 @@ class Proposer:
         self._stop = stop
         self._seed = seed
         self._max_attempts = max_attempts
+        self._peers = peers
+        self._worker = worker
         self._open: dict[int, Trial] = {}
         self._calibrated_by = 0
-        self._check_choices()
+        keep_choices(study, self._parameters)
         if not study.get_trials(deepcopy=False):
             self._queue(self.baseline.config, {})
 
-    def ask(self, *, elapsed_s: float = 0.0) -> Proposal | None:
-        """Return the next config to try; None: the search is over, see `stopped`.
+    @property
+    def open(self) -> AbstractSet[int]:
+        """Numbers of the own proposals that have not been told."""
+        return self._open.keys()
+
+    def ask(self, *, elapsed_s: float = 0.0, alone: bool = False) -> Proposal | None:
+        """Return the next config to try; None: there is none now, see `stopped`.
+
+        The search is over once there is none and no other worker's trial runs, which may come
+        back.
 
         Args:
             elapsed_s: Seconds that the search has taken so far.
+            alone: Propose nothing while another worker's trial runs.
         """
         self._recalibrate()
         for rejections in range(2 * _MAX_REJECTIONS):
             self.stopped = self._end(elapsed_s)
+            if self.stopped is None and alone and others_run(self.study, self._open, self._peers):
+                self.stopped = _ALONE
             if self.stopped is not None:
                 return None
             if rejections >= _MAX_REJECTIONS:
                 self._queue_random()
             try:
                 trial = self.study.ask(self._parameters)
+                if self._worker is not None:
+                    trial.set_user_attr(WORKER, self._worker)
+                config = {name: trial.params[name] for name in self._space.knobs}
+                if self._turned_down(trial, config, alone=alone):
+                    continue
+                return self._accepted(trial, config)
             except SpaceExhaustedError as end:
-                self.study.tell(end.number, state=TrialState.FAIL)
+                self.study.tell(end.number, state=TrialState.FAIL, skip_if_finished=True)
+            except optuna.exceptions.UpdateFinishedTrialError:
+                # Others took this worker for dead and closed the trial; nothing was started.
                 continue
-            config = {name: trial.params[name] for name in self._space.knobs}
-            if self._turned_down(trial, config):
-                continue
-            return self._accepted(trial, config)
         self.stopped = f"{2 * _MAX_REJECTIONS} proposals in a row were rejected"
         return None
 
@@ -236,20 +246,6 @@ class Proposer:
         """Return the repeats of one trial or of all, in order."""
         return repeats(self.study, number)
 
-    def _check_choices(self) -> None:
-        own = {name: list(distribution.choices) for name, distribution in self._parameters.items()}
-        stored = self.study.user_attrs.get(_CHOICES)
-        if stored is None:
-            self.study.set_user_attr(_CHOICES, json.dumps(own))
-        elif json.loads(stored) != own:
-            old = json.loads(stored)
-            changed = [name for name in {**old, **own} if old.get(name) != own.get(name)]
-            raise SearchError(
-                "the choices of a knob may not change within a study, but "
-                f"{', '.join(changed)} differ from those that study {self.study.study_name!r} "
-                "was started with; give the study a new name or folder."
-            )
-
     def _end(self, elapsed_s: float) -> str | None:
         """Return why the search is over; None: it is not."""
         if self._time_budget_s is not None and elapsed_s >= self._time_budget_s:
@@ -282,17 +278,23 @@ class Proposer:
         trial_s = statistics.median(walls) if walls else None
         return reason_to_stop(stop, Outlook(gain=gain, num_trials=finished, trial_s=trial_s))
 
-    def _turned_down(self, trial: Trial, config: Config) -> bool:
+    def _turned_down(self, trial: Trial, config: Config, *, alone: bool) -> bool:
         """Close a proposal that may not be run; return whether it was one."""
-        others = [attempt for attempt in self.attempts() if attempt.number < trial.number]
+        earlier = earlier_trials(self.study, trial.number, self._space.knobs, self._peers)
+        others = attempts(earlier, self._space.knobs)
         key = self._space.key(config)
-        known = [
-            a.number
-            for a in others
-            if a.outcome != "interrupted" and self._space.key(a.config) == key
-        ]
+        started = {a.number: a.config for a in others if a.outcome != "interrupted"}
+        claimed = {**started, **queued_configs(earlier, self._space.knobs)}
+        known = [number for number, other in claimed.items() if self._space.key(other) == key]
         if known:
             self._close(trial, config, "duplicate", f"same config as trial {known[0]}")
+            return True
+        if len(claimed) >= self._trials:
+            begun = f"{len(claimed)} of {self._trials} trials have begun"
+            self._close(trial, config, "withdrawn", begun)
+            return True
+        if alone and others_run(self.study, self._open, self._peers, before=trial.number):
+            self._close(trial, config, "withdrawn", _ALONE)
             return True
         reason = first_failure(self._space.complete(config), self.ranking.cost)
         is_baseline = config == self.baseline.config
@@ -340,9 +342,10 @@ class Proposer:
 
     def _may_retry(self, config: Config, trials: list[FrozenTrial]) -> bool:
         key = self._space.key(config)
+        is_baseline = config == self.baseline.config
         same = [a for a in attempts(trials, self._space.knobs) if self._space.key(a.config) == key]
         finished = any(a.outcome not in ("interrupted", "running") for a in same)
-        return not finished and len(same) < self._max_attempts
+        return not finished and (is_baseline or len(same) < self._max_attempts)
 
     def _frozen(self, number: int) -> FrozenTrial:
         trials = self.study.get_trials(deepcopy=False)

@@ -14,6 +14,7 @@ from mindtune.controller.cli.report import report
 from mindtune.controller.cli.run import run
 from mindtune.controller.cli.search import search
 from mindtune.controller.cli.space import space
+from mindtune.controller.cli.worker import worker
 
 __all__ = ["COMMANDS"]
 
@@ -22,6 +23,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "init": init,
     "space": space,
     "search": search,
+    "worker": worker,
     "export": export,
     "run": run,
     "replay": replay,

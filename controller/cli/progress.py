@@ -61,7 +61,7 @@ class StudyProgress:
         if isinstance(event, TrialStarted):
             self._start(event)
             return
-        if isinstance(event, TrialEnded) and self._task is not None:
+        if isinstance(event, TrialEnded) and not event.worker and self._task is not None:
             self._bar.remove_task(self._task)
             self._task = None
         for line in _lines(event):
@@ -140,6 +140,8 @@ def _ended(event: TrialEnded) -> str:
     if event.peak_memory_bytes is not None and event.outcome == "ok":
         parts.append(f"memory {format_size(event.peak_memory_bytes)}")
     parts.append(f"took {format_duration(event.wall_s)}")
+    if event.worker:
+        parts.append(f"measured by {event.worker}")
     line = ", ".join(parts)
     if event.message:
         # The whole of it, often with a stack, stands in trial.json and the report.

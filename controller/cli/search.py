@@ -31,6 +31,12 @@ def search(
             "--ablate", help="Measure besides what each knob of the winner gave: a trial per knob."
         ),
     ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Trials at a time on this machine; default: 1, with all devices.", min=1
+        ),
+    ] = None,
 ) -> int:
     """Measure configs by short real trials and export the best; goes on where it was stopped."""
     from mindtune.controller.cli.progress import StudyProgress
@@ -40,7 +46,13 @@ def search(
     folder = out or study.with_suffix("")
     with StudyProgress(err()) as progress:
         result = run_study(
-            study, folder, trials=trials, storage=storage, ablate_winner=ablate, on_event=progress
+            study,
+            folder,
+            trials=trials,
+            storage=storage,
+            workers=workers,
+            ablate_winner=ablate,
+            on_event=progress,
         )
     console = console_out()
     console.print(f"report: {write_report(folder)}", soft_wrap=True)

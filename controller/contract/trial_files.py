@@ -166,3 +166,5 @@ class TrialRecord(Document):
     memory_source: str | None = None
     config_hash: str | None = None
     """Key under which a finished trial is known when a study resumes."""
+    measured_in: str | None = None
+    """HOST:FOLDER of the worker that measured it; null: it was measured in this folder."""

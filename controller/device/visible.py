@@ -9,7 +9,7 @@ from mindtune.controller.device.reading import ProbeError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["local_device_id", "visible_entry"]
+__all__ = ["local_device_id", "visible_entries", "visible_entry"]
 
 # First match wins. `msrun` sets DEVICE_ID to the local rank; the others are set by torchrun-like
 # launchers, Open MPI, MPICH and Slurm.
@@ -31,10 +31,19 @@ def local_device_id(environ: Mapping[str, str]) -> int:
     return 0
 
 
+def visible_entries(text: str) -> list[str]:
+    """Entries of a visibility list; as in CUDA, it ends at the first empty or negative one."""
+    entries = []
+    for entry in text.split(","):
+        stripped = entry.strip()
+        if not stripped or stripped.startswith("-"):
+            break
+        entries.append(stripped)
+    return entries
+
+
 def visible_entry(variable: str, environ: Mapping[str, str], device_id: int) -> str | None:
     """Entry number `device_id` of a visibility list such as `CUDA_VISIBLE_DEVICES`.
-
-    As in CUDA, the list ends at the first entry that is empty or negative.
 
     Args:
         variable: Name of the environment variable.
@@ -51,12 +60,7 @@ def visible_entry(variable: str, environ: Mapping[str, str], device_id: int) -> 
     text = environ.get(variable)
     if text is None:
         return None
-    entries: list[str] = []
-    for entry in text.split(","):
-        stripped = entry.strip()
-        if not stripped or stripped.startswith("-"):
-            break
-        entries.append(stripped)
+    entries = visible_entries(text)
     if device_id >= len(entries):
         raise ProbeError(
             f"{variable}={text!r} makes {len(entries)} device(s) visible, but this process uses "

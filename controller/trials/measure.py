@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mindtune.controller.contract import (
@@ -54,6 +54,8 @@ class Measurer:
     setup: StudySetup
     folder: StudyFolder
     identity: Identity
+    slot: Mapping[str, str] = field(default_factory=dict)
+    """Environment that says which devices the trials get; empty: those of this process."""
 
     def plan(self, number: int, repeat: int, *, steps: int | None = None) -> TrialPlan:
         """Return what is asked of a measurement.
@@ -138,7 +140,7 @@ class Measurer:
             deadline_s=plan.deadline_s,
             num_ranks=num_ranks(knobs),
             launcher=trial.launcher,
-            env=self.setup.config.environment(knobs, folder=folder),
+            env={**self.slot, **self.setup.config.environment(knobs, folder=folder)},
             should_stop=_watch(folder, plan, bar, on_progress),
         )
         outcome = record_outcome(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 __all__ = ["Process", "adopt_orphans", "descendants", "die_with_parent", "end_processes",
-           "marked", "peak_rss_bytes", "rss_bytes"]  # fmt: skip
+           "identify", "is_running", "marked", "peak_rss_bytes", "rss_bytes"]  # fmt: skip
 
 _PROC = Path("/proc")
 _SCAN_PAUSE_S = 0.05
@@ -66,6 +66,17 @@ def _stat(pid: int) -> _Stat | None:
     # state is field 3 of proc(5), ppid field 4, starttime field 22.
     fields = text[text.rindex(b")") + 2 :].split()
     return _Stat(fields[0].decode(), int(fields[1]), int(fields[19]))
+
+
+def identify(pid: int) -> Process | None:
+    """Return the living process of an id; None: there is none."""
+    stat = _stat(pid)
+    return None if stat is None or stat.state in "ZX" else Process(pid, stat.start_ticks)
+
+
+def is_running(process: Process) -> bool:
+    """Tell whether a process has not ended."""
+    return identify(process.pid) == process
 
 
 def _alive() -> dict[int, _Stat]:

@@ -114,6 +114,8 @@ class TrialEnded:
     best_number: int | None
     """The best config so far."""
     time_left_s: float | None
+    worker: str = ""
+    """Who measured it; empty: this process."""
 
 
 @dataclass(frozen=True, kw_only=True)

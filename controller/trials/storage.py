@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from mindtune.controller.contract import refuse_pipe
@@ -21,6 +21,7 @@ from mindtune.controller.errors import ConfigError
 
 if TYPE_CHECKING:
     import optuna
+    from sqlalchemy.engine import Connection, Engine
 
 __all__ = ["DATABASE", "StorageAddress", "open_storage", "storage_address", "storage_errors"]
 
@@ -120,15 +121,41 @@ def open_storage(address: StorageAddress) -> optuna.storages.BaseStorage:
         _check_file(address.file)
     import optuna  # noqa: PLC0415 - the light commands do without it
 
-    arguments = {"connect_args": {"timeout": _BUSY_TIMEOUT_S}} if address.file else {}
+    # A server may have dropped a connection that was idle while a trial ran.
+    arguments: dict[str, Any] = {"pool_pre_ping": True}
+    if address.file is not None:
+        arguments = {"connect_args": {"timeout": _BUSY_TIMEOUT_S}}
     try:
         with storage_errors(address):
-            return optuna.storages.RDBStorage(address.url, engine_kwargs=arguments)
+            storage = optuna.storages.RDBStorage(address.url, engine_kwargs=arguments)
+            if address.file is not None:
+                _lock_before_reading(storage.engine)
+            return storage
     except ImportError as error:
         raise ConfigError(
             f"the storage {address.shown} needs a database driver that is not installed "
             f"({_without_secrets(str(error.__cause__ or error), address)}); install it."
         ) from None
+
+
+def _lock_before_reading(engine: Engine) -> None:
+    """Let every transaction on an SQLite file begin with the lock that a writer needs.
+
+    SQLite knows no `SELECT ... FOR UPDATE`, which Optuna takes a queued trial with, so two
+    workers would get the same one (seen with Optuna 5.0.0). How to do it is from SQLAlchemy's
+    page on SQLite, "Serializable isolation / Savepoints / Transactional DDL".
+    """
+    from sqlalchemy import event  # noqa: PLC0415 - the light commands do without it
+
+    def leave_begin_to_us(connection: Any, _record: object) -> None:
+        connection.isolation_level = None
+
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    engine.dispose()  # connections that were opened without this
+    event.listen(engine, "connect", leave_begin_to_us)
+    event.listen(engine, "begin", begin)
 
 
 @contextlib.contextmanager

@@ -1,27 +1,29 @@
-"""Run a study: measure configs one after the other, confirm the leaders, export the winner.
+"""Run a study: measure configs, confirm the leaders, export the winner.
 
-Theory of operation. The database says which configs were proposed, the trials' folders say what
-was measured. On every start, configs that are on disk with the same identity are taken as they
-are; a config that was running when the search was killed keeps its number and is measured once
-more; everything else goes on from there. Folder and lock are taken before the database, so that
-two searches of one folder never meet in it.
+Theory of operation. The database says which configs were proposed and what they measured, the
+trials' folders hold their files. On every start, what has the same identity is taken as it is; a
+config that was running when the search was killed is measured once more under a new number;
+everything else goes on from there. Folder and lock are taken before the database, so that two
+searches of one folder never meet in it. Any number of workers may join by the database alone
+(`worker_runner`); each has a folder of its own, and what they measure is copied into this one.
+They leave when the search ends: its one process confirms, so that the leaders and the base run
+one after the other on the same devices.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mindtune.controller.contract import StudyFile, dump_yaml, write_atomic, write_yaml
-from mindtune.controller.errors import ConfigError, NothingFeasibleError
+from mindtune.controller.errors import NothingFeasibleError
 from mindtune.controller.trials.ablate import ablate
-from mindtune.controller.trials.confirm import num_leaders
 from mindtune.controller.trials.export import export
-from mindtune.controller.trials.identity import Identity, keep_identity, study_identity
-from mindtune.controller.trials.measure import Measurer
+from mindtune.controller.trials.identity import keep_identity, study_identity
+from mindtune.controller.trials.local_workers import WORKERS, LocalWorkers, choose_slots
 from mindtune.controller.trials.peak import PeakFile, needs_measuring, resolve_peak
 from mindtune.controller.trials.preflight import check_ranks
 from mindtune.controller.trials.progress import (
@@ -30,11 +32,9 @@ from mindtune.controller.trials.progress import (
     RejectedBy,
     StudyEnded,
     StudyEvent,
+    StudyNote,
     StudyStarted,
-    TimeLeft,
 )
-from mindtune.controller.trials.scores import Scorer
-from mindtune.controller.trials.search_loop import SearchLoop
 from mindtune.controller.trials.storage import (
     StorageAddress,
     open_storage,
@@ -42,13 +42,11 @@ from mindtune.controller.trials.storage import (
     storage_errors,
 )
 from mindtune.controller.trials.study_folder import StudyFolder, relocated, relocated_command
+from mindtune.controller.trials.study_opening import open_search
 from mindtune.controller.trials.study_setup import StudySetup, load_study
 from mindtune.controller.trials.study_state import StudyState
 from mindtune.controller.trials.summary import StudySummary
 from mindtune.search.constraints import check
-
-if TYPE_CHECKING:
-    import optuna
 
 __all__ = ["StudyResult", "run_study"]
 
@@ -78,6 +76,7 @@ def run_study(
     trials: int | None = None,
     storage: str | None = None,
     ablate_winner: bool = False,
+    workers: int | None = None,
     on_event: Listener | None = None,
 ) -> StudyResult:
     """Start a study, or go on with the one in the folder.
@@ -88,6 +87,8 @@ def run_study(
         trials: configs to measure, the base config included; None: as the study file says.
         storage: database URL or env:NAME; None: as the study file says.
         ablate_winner: measure besides what each knob of the winner gave, where it is not known.
+        workers: trials at the same time on this machine, each with devices of its own; None: one,
+            with all devices.
         on_event: called with every `StudyEvent`.
 
     Raises:
@@ -105,6 +106,7 @@ def run_study(
         raise NothingFeasibleError(report.emptied_by)
     setting = storage or setup.study.study.storage
     address = storage_address(setting, out)
+    slots = choose_slots(setup, workers, os.environ, at_most=True)
     folder = StudyFolder(out)
     identity = study_identity(setup)
     created = folder.topmost_missing()
@@ -117,11 +119,20 @@ def run_study(
             keep_identity(folder, identity)
             database = open_storage(address)
             peak = _peak(setup, folder, emit)
-            loop = _open(setup, folder, identity, peak, database, address, trials, emit)
+            loop = open_search(
+                stack, setup, folder, identity, database, address,
+                peak_flops=peak.flops_per_device, trials=trials, slot=slots[0], emit=emit,
+            )  # fmt: skip
             _keep_inputs(setup, folder, address if setting is not None else None)
         stack.enter_context(storage_errors(address))
         emit(_started(loop.state, address, loop.finished))
-        loop.search()
+        local = LocalWorkers(
+            study_file, out / WORKERS, address, slots[1:],
+            say=lambda text: emit(StudyNote(message=text)), first=2,
+        )  # fmt: skip
+        with local:
+            loop.on_turn = local.look
+            loop.search()
         loop.confirm()
         ablate(loop.state, loop.measurer, emit, measure=ablate_winner)
         summary = loop.state.summary()
@@ -143,72 +154,6 @@ def _peak(setup: StudySetup, folder: StudyFolder, emit: Listener) -> PeakFile:
     if needs_measuring(setup.study, folder):
         emit(CalibrationStarted(precision=setup.study.training.precision))
     return resolve_peak(setup.study, folder)
-
-
-def _open(
-    setup: StudySetup,
-    folder: StudyFolder,
-    identity: Identity,
-    peak: PeakFile,
-    database: optuna.storages.BaseStorage,
-    address: StorageAddress,
-    trials: int | None,
-    emit: Listener,
-) -> SearchLoop:
-    """Open the Optuna study and what goes around it."""
-    import optuna  # noqa: PLC0415 - the light commands do without it
-
-    from mindtune.search.sampler import make_sampler  # noqa: PLC0415 - as above
-    from mindtune.search.study import Proposer  # noqa: PLC0415 - as above
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    options = setup.study.study
-    planned = trials or options.trials
-    space = setup.with_peak(peak.flops_per_device)
-    report = check(space)
-    with storage_errors(address):
-        study = optuna.create_study(
-            storage=database,
-            study_name=options.name,
-            direction="maximize",
-            load_if_exists=True,
-            sampler=make_sampler(options.sampler, report, seed=options.seed),
-        )
-        known = study.user_attrs.get(Identity.FILE)
-        if known is None:
-            study.set_user_attr(Identity.FILE, identity.combined)
-        elif known != identity.combined:
-            raise ConfigError(
-                f"the storage {address.shown} holds another study called {options.name!r}; give "
-                "study.name another name."
-            )
-        proposer = Proposer(
-            study,
-            report,
-            trials=planned,
-            time_budget_s=options.time_budget,
-            stop=None if options.stop is None else options.stop.rule(),
-            seed=options.seed,
-        )
-    is_listed = space.key(proposer.baseline.config) in report.keys
-    state = StudyState(
-        setup=setup,
-        folder=folder,
-        scorer=Scorer(setup.study, space.facts),
-        report=report,
-        planned=min(planned, report.feasible + (not is_listed)),
-    )
-    loop = SearchLoop(
-        state=state,
-        proposer=proposer,
-        measurer=Measurer(setup, folder, identity),
-        emit=emit,
-        time_left=TimeLeft(),
-        num_leaders=num_leaders(state.planned),
-    )
-    with storage_errors(address):
-        loop.take_over()
-    return loop
 
 
 def _keep_inputs(setup: StudySetup, folder: StudyFolder, address: StorageAddress | None) -> None:

@@ -65,6 +65,12 @@ class StudyState:
         known.sort(key=lambda entry: entry.repeat)
         return self.scorer.measurement(launch)
 
+    def drop(self, number: int) -> None:
+        """Forget what the search measured of a config: it does not count."""
+        kept = [launch for launch in self.launches.pop(number, []) if launch.repeat > 0]
+        if kept:
+            self.launches[number] = kept
+
     def measurements(self, number: int) -> list[Measurement]:
         """Return all measurements of a config."""
         return [self.scorer.measurement(launch) for launch in self.launches.get(number, [])]

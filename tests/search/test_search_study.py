@@ -189,15 +189,27 @@ def test_a_kill_between_queueing_and_closing_queues_once(sqlite):
     assert [t.user_attrs for t in waiting] == [{RETRY_OF: lost.number}]
 
 
-def test_a_config_that_keeps_dying_is_given_up(sqlite):
-    report = make_report({"micro_batch_size": [1, 2], "data_parallel": [1]}, base={})
-    for attempt in range(3):
+def test_a_config_that_keeps_dying_is_given_up_for_good(sqlite):
+    report = make_report({"micro_batch_size": [1, 2, 4], "data_parallel": [1]}, base={})
+    first = make_proposer(report, sqlite)
+    first.tell(first.ask().number, "ok", 1.0)
+    dying = first.ask()
+    for attempt in range(1, 4):
         proposer = make_proposer(report, sqlite)
-        assert len(proposer.requeue_stale(lambda _: False)) == min(attempt, 1)
-        assert proposer.ask().config["micro_batch_size"] == 1
-    proposer = make_proposer(report, sqlite)
-    proposer.requeue_stale(lambda _: False)
-    assert not proposer.study.get_trials(states=(TrialState.WAITING,))
+        assert len(proposer.requeue_stale(lambda _: False)) == 1
+        waiting = proposer.study.get_trials(states=(TrialState.WAITING,))
+        assert len(waiting) == (attempt < 3)
+        if waiting:
+            assert proposer.ask().key == dying.key
+    # No sampler may propose it again.
+    assert [p.key != dying.key for p in run_all(proposer)] == [True]
+
+
+def test_the_baseline_is_never_given_up(sqlite):
+    for _ in range(5):
+        proposer = make_proposer(storage=sqlite)
+        proposer.requeue_stale(lambda _: False)
+        assert proposer.ask().is_baseline
 
 
 def test_the_retry_of_a_finished_config_is_not_queued(sqlite):

@@ -1,8 +1,10 @@
 """Whole studies of a tiny program, each trial a real process tree under the supervisor."""
 
-import json
+import contextlib
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -158,8 +160,12 @@ def test_killed_search_goes_on_and_repeats_nothing_that_finished(tiny, monkeypat
     assert events[0].finished == 2
     assert any("trial 2 was interrupted" in e.message for e in events if isinstance(e, StudyNote))
     starts = [line[0] for line in tiny.log() if line[1] == "0"]
-    assert starts == ["0", "1", "2", "2", "3"]
-    assert (tiny.out / "trials" / "0002" / "repeat_0.unfinished_1" / "signals.csv").exists()
+    # The config that was interrupted is started again, once and under a number of its own.
+    assert starts == ["0", "1", "2", "3", "4"]
+    again, before = ([line[2:4] for line in tiny.log() if line[0] == n] for n in "32")
+    assert again == before
+    assert tiny.record(2)["outcome"] == "interrupted"
+    assert [trial.number for trial in result.summary.trials] == [0, 1, 3, 4]
     assert config_of(result.summary.trial(result.summary.winner)) == "4-none"
     # A study that is complete starts nothing, and says the same.
     before = tiny.log_file.read_text()
@@ -362,11 +368,21 @@ def test_config_that_was_given_up_after_two_interruptions_stops_no_later_start(t
     assert tiny.log() == launched
 
 
-def test_lost_trial_folders_are_noticed(tiny):
-    tiny.write(trial={"repeats": 1}, study={"trials": 1})
-    run_study(tiny.study_file, tiny.out)
+def test_lost_trial_folders_come_back_from_the_storage(tiny):
+    tiny.write(trial={"repeats": 1}, study={"trials": 2})
+    first = run_study(tiny.study_file, tiny.out).summary
+    for number in (0, 1):
+        shutil.rmtree(tiny.out / "trials" / f"{number:04d}" / "repeat_0")
+    launches = len(tiny.log())
+    assert run_study(tiny.study_file, tiny.out).summary == first
+    assert len(tiny.log()) == launches
+    record = tiny.record(1)
+    assert record["measured_in"].endswith(f":{tiny.out / 'trials' / '0001' / 'repeat_0'}")
+    # A study of an earlier version keeps nothing but values there.
+    with contextlib.closing(sqlite3.connect(tiny.out / "study.db")) as database, database:
+        database.execute("DELETE FROM trial_user_attributes WHERE key = 'launch'")
+    assert run_study(tiny.study_file, tiny.out).summary == first
     (tiny.out / "trials" / "0000").rename(tiny.folder / "elsewhere")
     with pytest.raises(ConfigError, match="the storage knows trials 0 of this study"):
         run_study(tiny.study_file, tiny.out)
-    assert json.loads((tiny.out / "summary.json").read_text())["complete"]
-    assert read_summary(StudyFolder(tiny.out)).winner == 0
+    assert read_summary(StudyFolder(tiny.out)) == first

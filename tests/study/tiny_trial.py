@@ -44,6 +44,7 @@ def main():
     micro, recompute = training["micro_batch_size"], "full" if training["recompute"] else "none"
     name = f"{plan['number']} {plan['repeat']} {micro} {recompute}"
     log(config, f"start {name} {plan['seed']} {os.getpid()}")
+    log(config, f"devices {plan['number']} {os.environ.get('ASCEND_RT_VISIBLE_DEVICES')}")
     behaviour = config.get("behaviour", {}).get(f"{micro}-{recompute}", "good")
     if behaviour == "crash":
         raise RuntimeError("the flux capacitor is empty")

@@ -1,0 +1,222 @@
+"""Who works on a study, and who of them is still alive.
+
+Theory of operation. Every process that measures trials of a study keeps an entry in the study's
+storage: who it is, and a count that a thread of it raises every ten seconds, whatever the process
+does meanwhile. Others never compare clocks: they note on their own clock when they last saw the
+count change, and take a member for gone after a minute without. A process of the same machine is
+looked up instead, so its end is known at once. Who leaves says so. A running trial is alive while
+the member that it names is; one that names nobody yet is alive while anybody else is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.process_tree import Process, identify, is_running
+from mindtune.search.attributes import WORKER
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.trial import FrozenTrial
+
+__all__ = ["Crew", "Member"]
+
+_LOGGER = logging.getLogger(__name__)
+_PREFIX = "worker:"
+_BEAT_S = 10.0
+_GONE_AFTER_S = 60.0
+"""Six beats: a database that stalls, or a machine that swaps, must not cost a trial."""
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A process that works on a study, as others see it."""
+
+    id: str
+    role: Literal["search", "worker"]
+    """search: the one process that also confirms and exports."""
+    host: str
+    machine: str
+    """Says whether a process id means the same process: boot, id namespace and user."""
+    pid: int
+    start_ticks: int
+    beats: int = 0
+    has_left: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+        return f"{self.host} (process {self.pid})"
+
+
+@dataclass
+class _Sighting:
+    member: Member
+    changed_at: float
+
+
+class Crew:
+    """The members of a study, this process among them; a context manager."""
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        role: Literal["search", "worker"],
+        *,
+        beat_s: float = _BEAT_S,
+        gone_after_s: float = _GONE_AFTER_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Look at who is there.
+
+        Args:
+            study: the study.
+            role: of this process.
+            beat_s: seconds between two signs of life.
+            gone_after_s: seconds without a sign, after which a member elsewhere is gone.
+            clock: in seconds; differs from machine to machine.
+        """
+        own = identify(os.getpid())
+        self.me = Member(
+            id=uuid.uuid4().hex[:12],
+            role=role,
+            host=socket.gethostname(),
+            machine=_machine(),
+            pid=os.getpid(),
+            start_ticks=0 if own is None else own.start_ticks,
+        )
+        self.gone_after_s = gone_after_s
+        self._study = study
+        self._beat_s = beat_s
+        self._clock = clock
+        self._seen: dict[str, _Sighting] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="signs of life", daemon=True)
+
+    def __enter__(self) -> Crew:  # noqa: PYI034 - typing.Self needs Python 3.11
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        self.me = replace(self.me, has_left=True)
+        self._try_to_write()
+
+    @property
+    def size(self) -> int:
+        """Members that were alive when this process last looked, itself included."""
+        return 1 + sum(self._is_there(sighting) for sighting in self._seen.values())
+
+    def others(self) -> list[Member]:
+        """Return the other members that are alive now."""
+        self._look()
+        return [sighting.member for sighting in self._seen.values() if self._is_there(sighting)]
+
+    def refuse_rivals(self, emit: Callable[[str], None]) -> None:
+        """Make sure that this is the only process that searches the study.
+
+        Args:
+            emit: told if it has to be waited for whether one elsewhere still gives signs of life.
+
+        Raises:
+            ConfigError: if another one does.
+        """
+        first: dict[str, int] = {}
+        has_told = False
+        while rivals := [member for member in self.others() if member.role == "search"]:
+            for rival in rivals:
+                is_certain = rival.machine == self.me.machine
+                if is_certain or rival.beats != first.setdefault(rival.id, rival.beats):
+                    raise ConfigError(
+                        "a study must be searched by one process, but "
+                        f"{rival.name} does so now; join it with `mindtune worker`, or end it."
+                    )
+            if not has_told:
+                has_told = True
+                emit(
+                    f"{rivals[0].name} has searched this study: waiting {self.gone_after_s:g} s "
+                    "for a sign of life"
+                )
+            self.wait()
+
+    def is_alive(self, trial: FrozenTrial) -> bool:
+        """Return whether another member still works on a running trial."""
+        owner = trial.user_attrs.get(WORKER)
+        if owner == self.me.id:
+            return False
+        others = self.others()
+        return bool(others) if owner is None else owner in {member.id for member in others}
+
+    def wait(self) -> None:
+        """Let a moment pass."""
+        time.sleep(_POLL_S)
+
+    def name_of(self, trial: FrozenTrial) -> str:
+        """Return who measures or has measured a trial; empty: this process, or nobody."""
+        sighting = self._seen.get(str(trial.user_attrs.get(WORKER)))
+        return "" if sighting is None else sighting.member.name
+
+    def _look(self) -> None:
+        now = self._clock()
+        for key, text in self._study.user_attrs.items():
+            if not key.startswith(_PREFIX) or key == _PREFIX + self.me.id:
+                continue
+            member = Member(**json.loads(text))
+            known = self._seen.get(member.id)
+            if known is None or known.member != member:
+                self._seen[member.id] = _Sighting(member, now)
+
+    def _is_there(self, sighting: _Sighting) -> bool:
+        member = sighting.member
+        if member.has_left:
+            return False
+        if member.machine == self.me.machine:
+            return is_running(Process(member.pid, member.start_ticks))
+        return self._clock() - sighting.changed_at < self.gone_after_s
+
+    def _beat(self) -> None:
+        while not self._ended.wait(self._beat_s):
+            self.me = replace(self.me, beats=self.me.beats + 1)
+            self._try_to_write()
+
+    def _try_to_write(self) -> None:
+        import optuna  # noqa: PLC0415 - the light commands do without it
+        from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - as above
+
+        try:
+            self._write()
+        except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+            # The next sign follows soon; if the storage stays away, the search itself says so.
+            _LOGGER.warning("no sign of life was left in the storage: %s", type(error).__name__)
+
+    def _write(self) -> None:
+        self._study.set_user_attr(_PREFIX + self.me.id, json.dumps(asdict(self.me)))
+
+
+def _machine() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        # Processes of other users may be hidden from this one.
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()} {os.getuid()}"
+    except OSError:
+        return uuid.uuid4().hex  # nobody else is known to share the process ids

@@ -1,0 +1,359 @@
+"""Ask, measure, tell: what every process that works on a study does.
+
+Theory of operation. All processes are equal here: each takes over what others have measured, asks
+for a config, measures it and tells. Whoever notices that another one is gone closes its trial and
+queues the config again. Values are relative to the base config's where the peak is unknown, so
+until a first measurement is there to compare with, one trial runs at a time. An Optuna trial that
+repeats the base config after an interruption stands for config 0, as the first one would have.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mindtune.controller.trials.confirm import BASE
+from mindtune.controller.trials.crew import Crew
+from mindtune.controller.trials.identity import measurement_hash
+from mindtune.controller.trials.measure import Launch, Measurer
+from mindtune.controller.trials.progress import (
+    Listener,
+    Phase,
+    StudyNote,
+    TimeLeft,
+    TrialEnded,
+    TrialProgress,
+    TrialStarted,
+)
+from mindtune.controller.trials.shared_launch import LAUNCH, keep_files, launch_of, to_attribute
+from mindtune.controller.trials.study_state import StudyState
+from mindtune.controller.trials.summary import Measurement
+from mindtune.search.attributes import CONFIG, MEMORY, OUTCOME, REASON, RETRY_OF, STEP_TIME, WALL
+from mindtune.search.knobs import Config, differences
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+    from mindtune.search.study import Proposer
+
+__all__ = ["OVER", "TrialLoop"]
+
+OVER = "search_over"
+"""User attribute of the study: why the search has ended; empty or missing while it goes on."""
+_RESTARTS = 1
+"""How often a config is measured again by the same process after its launch was interrupted."""
+_UNMEASURED = frozenset({None, "interrupted", "infeasible", "duplicate", "withdrawn"})
+"""Outcomes of trials that left nothing to take over."""
+
+
+@dataclass
+class TrialLoop:
+    """Measures configs of a study until there are none."""
+
+    state: StudyState
+    proposer: Proposer
+    measurer: Measurer
+    emit: Listener
+    time_left: TimeLeft
+    crew: Crew
+    on_turn: Callable[[], None] = lambda: None
+    """Called before each proposal."""
+    finished: int = field(default=0, init=False)
+    """Configs that were measured before this start."""
+    measured: int = field(default=0, init=False)
+    """Configs that this process has measured in the search."""
+    missing: list[int] = field(default_factory=list, init=False)
+    """Finished trials whose measurements are nowhere to be found."""
+    _settled: set[int] = field(default_factory=set, init=False)
+    """Optuna trials that have been taken over, or are none to take over."""
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether this process only joined: another one plans, keeps the folder and confirms."""
+        return self.crew.me.role == "worker"
+
+    def take_over(self) -> None:
+        """Take over what was measured before this start."""
+        self._sync(is_start=True)
+        self.finished = len(self.state.launches)
+
+    def run(self) -> None:
+        """Measure configs until the proposals end, those of others included.
+
+        A Ctrl-C gives the running trial back to the others.
+        """
+        try:
+            self._run()
+        except KeyboardInterrupt:
+            self._requeue(mine=True)
+            raise
+
+    def _run(self) -> None:
+        started = time.monotonic()
+        spent = _span_s(self.proposer.study.get_trials(deepcopy=False))
+        self._plan_time()
+        study = self.proposer.study
+        while True:
+            self.on_turn()
+            self._sync()
+            self._requeue()
+            if self.is_worker and (reason := study.user_attrs.get(OVER)):
+                self.proposer.stopped = reason
+                return
+            elapsed = spent + time.monotonic() - started + self._reserve()
+            proposal = self.proposer.ask(elapsed_s=elapsed, alone=self._needs_reference())
+            if proposal is not None:
+                # Whatever this one is compared with is known before it is measured.
+                self._sync()
+                self._try(proposal.number, proposal.config)
+                continue
+            budget = self.state.setup.study.study.time_budget
+            if not self.is_worker and budget is not None and elapsed >= budget:
+                study.set_user_attr(OVER, self.proposer.stopped)  # for those that would go on
+            if not self._runs_elsewhere():
+                return
+            self.crew.wait()
+
+    def _needs_reference(self) -> bool:
+        """Tell whether values are relative to a measurement that is still to come."""
+        facts = self.state.scorer.facts
+        absolute = facts.model is not None and facts.cluster.peak_flops is not None
+        return not absolute and self.state.scorer.reference is None
+
+    def _runs_elsewhere(self) -> bool:
+        """Tell whether a trial runs: it may fail its worker and come back."""
+        from optuna.trial import TrialState  # noqa: PLC0415 - the light commands do without it
+
+        running = self.proposer.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return bool(running)
+
+    def _config_number(self, number: int, config: Config) -> int:
+        """Return the number under which a trial's config is known."""
+        key = self.state.setup.space.key
+        return BASE if key(config) == key(self.proposer.baseline.config) else number
+
+    def _sync(self, *, is_start: bool = False) -> None:
+        """Take over what others have measured."""
+        for trial in self.proposer.study.get_trials(deepcopy=False):
+            if trial.number in self._settled or not trial.state.is_finished():
+                continue
+            self._settled.add(trial.number)
+            if trial.user_attrs.get(OUTCOME) in _UNMEASURED:
+                continue
+            config = trial.user_attrs[CONFIG]
+            launch = self._shared(trial, config)
+            if launch is None:
+                self.missing.append(trial.number)
+                continue
+            measurement = self._take("search", config, launch)
+            if not is_start:
+                self._say_ended("search", launch, measurement, by=self.crew.name_of(trial))
+                self._told()
+
+    def _shared(self, trial: FrozenTrial, config: Config) -> Launch | None:
+        """Return what a finished trial has measured, from the folder or else the storage."""
+        plan = self.measurer.plan(self._config_number(trial.number, config), 0)
+        knobs = self.state.setup.knobs(config)
+        on_disk = self.measurer.find(knobs, plan, given_up=True)
+        attribute = trial.user_attrs.get(LAUNCH)
+        if on_disk is not None or attribute is None:
+            return on_disk
+        folder = self.state.folder.trial_dir(plan.number)
+        expected = measurement_hash(self.measurer.identity, knobs, plan)
+        launch = launch_of(attribute, plan, folder, config_hash=expected)
+        if launch is not None and not self.is_worker:
+            self.state.folder.set_aside(plan.number)
+            self.state.setup.config.write(folder, knobs, plan)
+            keep_files(launch)
+        return launch
+
+    def _requeue(self, *, mine: bool = False) -> None:
+        """Close the trials whose processes are gone, and queue their configs again.
+
+        Args:
+            mine: those of this process instead, which is about to end.
+        """
+        self._tell_measured()
+
+        def is_alive(trial: FrozenTrial) -> bool:
+            return trial.number not in self.proposer.open if mine else self.crew.is_alive(trial)
+
+        closed = self.proposer.requeue_stale(is_alive)
+        if not closed:
+            return
+        trials = self.proposer.study.get_trials(deepcopy=False)
+        queued = {trial.user_attrs.get(RETRY_OF) for trial in trials}
+        for number in closed:
+            then = "started again" if number in queued else "given up"
+            self.emit(StudyNote(message=f"trial {number} was interrupted and is {then}"))
+
+    def _tell_measured(self) -> None:
+        """Tell what an earlier start in this folder had measured when it was killed."""
+        from optuna.trial import TrialState  # noqa: PLC0415 - the light commands do without it
+
+        for trial in self.proposer.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            config = trial.user_attrs.get(CONFIG)
+            if config is None or trial.number in self.proposer.open or self.crew.is_alive(trial):
+                continue
+            number = self._config_number(trial.number, config)
+            found = self.measurer.find(
+                self.state.setup.knobs(config), self.measurer.plan(number, 0)
+            )
+            if found is not None:
+                self._tell(trial.number, found, self._take("search", config, found))
+
+    def _try(self, trial: int, config: Config) -> None:
+        """Measure a proposed config and tell what became of it."""
+        number = self._config_number(trial, config)
+        launch, measurement = self._measure("search", number, 0, config)
+        if number == BASE and measurement.outcome == "crash":
+            # Everything is compared with the base, so that a mishap is worth a second look.
+            why = measurement.message.partition("\n")[0]
+            message = f"the base config crashed and is measured once more: {why}"
+            self.emit(StudyNote(message=message))
+            self.state.folder.set_aside(BASE)
+            launch, measurement = self._measure("search", number, 0, config)
+        self._tell(trial, launch, measurement)
+
+    def _tell(self, trial: int, launch: Launch, measurement: Measurement) -> None:
+        """Tell what a trial measured, and drop it where others have given the trial up."""
+        outcome: str = measurement.outcome
+        if outcome == "interrupted":
+            # Twice ended from outside: a proposal that comes back for ever helps nobody.
+            outcome = "crash"
+        if outcome == "infeasible":
+            # Above the limit is as bad as out of memory, and says the same of larger configs.
+            outcome = "oom"
+        attributes = {**_attributes(measurement), LAUNCH: to_attribute(launch)}
+        if self.proposer.tell(trial, outcome, measurement.value, attributes):
+            self._settled.add(trial)
+            self.measured += 1
+        else:
+            self.state.drop(launch.number)
+            message = (
+                f"trial {trial} was given up by others, for want of a sign of life; what it "
+                "measured is dropped"
+            )
+            self.emit(StudyNote(message=message))
+        self._told()
+
+    def _measure(
+        self, phase: Phase, number: int, repeat: int, config: Config, *, steps: int | None = None
+    ) -> tuple[Launch, Measurement]:
+        """Measure a config, once more if it was ended from outside.
+
+        What an earlier start has measured is taken over without a word: nothing is launched.
+        """
+        plan = self.measurer.plan(number, repeat, steps=steps)
+        found = self.measurer.find(self.state.setup.knobs(config), plan)
+        if found is not None:
+            return found, self._take(phase, config, found)
+        base = self.state.configs.get(BASE)
+        total = plan.warmup_steps + plan.measure_steps
+        self.emit(
+            TrialStarted(
+                phase=phase,
+                number=number,
+                repeat=repeat,
+                config=config,
+                differs=differences(config, base),
+                time_left_s=self.time_left.seconds(),
+            )
+        )
+        compared = phase == "search" and number != BASE
+
+        def tell(done: int, elapsed_s: float) -> None:
+            self.emit(
+                TrialProgress(
+                    number=number,
+                    repeat=repeat,
+                    steps=done,
+                    of_steps=total,
+                    elapsed_s=elapsed_s,
+                    time_left_s=self.time_left.seconds(elapsed_s=elapsed_s),
+                )
+            )
+
+        bar = self.state.bar() if compared else None
+        for _ in range(1 + _RESTARTS):
+            launch = self.measurer.measure(config, plan, bar=bar, on_progress=tell)
+            if launch.outcome.record.outcome != "interrupted":
+                break
+        measurement = self._take(phase, config, launch)
+        self._say_ended(phase, launch, measurement)
+        return launch, measurement
+
+    def _say_ended(
+        self, phase: Phase, launch: Launch, measurement: Measurement, *, by: str = ""
+    ) -> None:
+        self.emit(
+            TrialEnded(
+                phase=phase,
+                number=launch.number,
+                repeat=launch.repeat,
+                outcome=measurement.outcome,
+                message=measurement.message,
+                value=measurement.value,
+                mfu=measurement.mfu,
+                stability=measurement.stability,
+                step_time_s=measurement.step_time_s,
+                peak_memory_bytes=measurement.peak_memory_bytes,
+                wall_s=measurement.wall_s,
+                best_number=self.state.best_number(),
+                time_left_s=self.time_left.seconds(),
+                worker=by,
+            )
+        )
+
+    def _take(self, phase: Phase, config: Config, launch: Launch) -> Measurement:
+        """Take a measurement into the study and the estimate of the time left."""
+        measurement = self.state.add(config, launch)
+        self.time_left.done(phase, measurement.wall_s)
+        self._plan_time()
+        return measurement
+
+    def _told(self) -> None:
+        """Keep what is known now; a worker keeps nothing but its own trials."""
+
+    def _plan_time(self) -> None:
+        """Correct the estimate of what is still to be measured."""
+        searched = sum(launches[0].repeat == 0 for launches in self.state.launches.values())
+        left = self.state.planned - searched
+        self.time_left.plan("search", math.ceil(left / self.crew.size))
+
+    def _reserve(self) -> float:
+        """Return the seconds of the time budget that are kept free."""
+        return 0.0
+
+
+def _attributes(measurement: Measurement) -> dict[str, Any]:
+    entries = {
+        MEMORY: measurement.peak_memory_bytes if measurement.outcome == "ok" else None,
+        STEP_TIME: measurement.step_time_s if measurement.outcome == "ok" else None,
+        REASON: measurement.message or None,
+        WALL: measurement.wall_s,
+        "mfu": measurement.mfu,
+        "stability": measurement.stability,
+    }
+    return {name: value for name, value in entries.items() if value is not None}
+
+
+def _span_s(trials: Sequence[FrozenTrial]) -> float:
+    """Return the seconds during which at least one trial ran, those of killed ones excluded."""
+    spans = sorted(
+        (trial.datetime_start, trial.datetime_complete)
+        for trial in trials
+        if trial.user_attrs.get(OUTCOME) not in _UNMEASURED
+        and trial.datetime_start is not None
+        and trial.datetime_complete is not None
+    )
+    total, until = 0.0, None
+    for start, end in spans:
+        begin = start if until is None else max(start, until)
+        if end > begin:
+            total += (end - begin).total_seconds()
+            until = end
+    return total

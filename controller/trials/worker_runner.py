@@ -1,0 +1,87 @@
+"""Join a study that another process searches, and measure configs of it until there are none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.identity import study_identity
+from mindtune.controller.trials.local_workers import WORKERS, LocalWorkers, choose_slots
+from mindtune.controller.trials.preflight import check_ranks
+from mindtune.controller.trials.progress import Listener, StudyNote
+from mindtune.controller.trials.storage import storage_address, storage_errors
+from mindtune.controller.trials.study_folder import StudyFolder
+from mindtune.controller.trials.study_opening import join_study
+from mindtune.controller.trials.study_setup import load_study
+
+__all__ = ["run_worker"]
+
+
+def run_worker(
+    study_file: Path,
+    out: Path | None,
+    *,
+    storage: str | None = None,
+    workers: int | None = None,
+    on_event: Listener | None = None,
+) -> int:
+    """Measure configs of a running study until its search ends.
+
+    Args:
+        study_file: the study file, equal to that of the search.
+        out: folder for the trials of this worker alone; None: one of its own, beside those of the
+            search's workers.
+        storage: database URL or env:NAME; None: as the study file says.
+        workers: trials at the same time; None: as many as devices allow, one on the host's cores.
+        on_event: called with every `StudyEvent`.
+
+    Returns:
+        How many configs this process measured.
+
+    Raises:
+        ConfigError: if the study file, the folder or the storage cannot be used, or this machine
+            would measure something else than the search.
+        SearchError: if the space is not valid or has changed.
+        PolicyError: if a policy's settings are not valid.
+    """
+    emit = on_event or (lambda _event: None)
+    setup = load_study(study_file)
+    check_ranks(setup.study.trial.launcher, setup.study.cluster.num_devices)
+    setting = storage or setup.study.study.storage
+    if setting is None:
+        raise ConfigError(
+            "a worker must be told where the study is stored; give --storage with the URL that "
+            "`mindtune search` was given, or env:NAME."
+        )
+    own = f"{socket.gethostname()}_{os.getpid()}"
+    root = out or study_file.with_suffix("") / WORKERS / own
+    address = storage_address(setting, root)
+    slots = choose_slots(setup, workers, os.environ)
+    folder = StudyFolder(root)
+    folder.check_writable()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(folder.locked())
+        loop = join_study(
+            stack, setup, folder, study_identity(setup), address, slot=slots[0], emit=emit
+        )
+        local = LocalWorkers(
+            study_file, root / WORKERS, address, slots[1:],
+            say=lambda text: emit(StudyNote(message=text)), first=2,
+        )  # fmt: skip
+        stack.enter_context(storage_errors(address))
+        with local:
+            loop.on_turn = local.look
+            emit(
+                StudyNote(
+                    message=f"joined study {setup.study.study.name} in {address.shown}, "
+                    f"{loop.finished} of {loop.state.planned} trials are done; trials of this "
+                    f"worker are in {root}"
+                )
+            )
+            loop.run()
+            local.wait()
+    emit(StudyNote(message=f"the search is over: {loop.proposer.stopped}"))
+    return loop.measured

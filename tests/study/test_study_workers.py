@@ -1,0 +1,331 @@
+"""Several processes on one study: nothing lost, nothing run twice, whoever is killed."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import optuna
+import psutil
+import pytest
+from optuna.trial import TrialState
+
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials import study_opening
+from mindtune.controller.trials.crew import Crew, Member
+from mindtune.controller.trials.process_tree import identify
+from mindtune.controller.trials.progress import StudyNote, TrialEnded, TrialStarted
+from mindtune.controller.trials.storage import open_storage, storage_address
+from mindtune.controller.trials.study_folder import StudyFolder
+from mindtune.controller.trials.study_runner import run_study
+from mindtune.controller.trials.summary import read_summary
+from mindtune.controller.trials.worker_runner import run_worker
+from mindtune.search.attributes import OUTCOME, RETRY_OF, WORKER
+
+SEARCH = [sys.executable, "-m", "mindtune.controller.cli", "search"]
+BASE_S = 0.013
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+    return found
+
+
+def trial_of_a_worker(tiny, root):
+    """Return (worker process, number) of a trial that is running below a worker of `root`."""
+    ended = {line[0] for line in tiny.log("end")}
+    for number, *_, pid in tiny.log():
+        if number in ended or number == "0":
+            continue
+        try:
+            above = {process.pid for process in psutil.Process(int(pid)).parents()}
+            workers = [p for p in psutil.Process(root).children() if "worker" in p.cmdline()]
+        except psutil.NoSuchProcess:
+            continue
+        for worker in workers:
+            if worker.pid in above:
+                return worker, number
+    return None
+
+
+def stored(tiny, storage=None):
+    return optuna.load_study(
+        storage=open_storage(storage_address(storage, tiny.out)), study_name="tiny"
+    )
+
+
+def check_complete(tiny, killed, trials):
+    """Every config was measured to its end once; only that of a killed worker was started twice."""
+    first = [line for line in tiny.log() if line[1] == "0"]
+    starts = [tuple(line[2:4]) for line in first]
+    again = [tuple(line[2:4]) for line in first if line[0] in killed]
+    assert sorted(starts) == sorted([*set(starts), *again])
+    ends = [tuple(line[2:4]) for line in tiny.log("end") if line[1] == "0"]
+    assert sorted(ends) == sorted(set(starts))
+    assert len(ends) == trials
+    summary = read_summary(StudyFolder(tiny.out))
+    assert summary.complete
+    assert len(summary.trials) == trials
+    for trial in summary.trials:
+        micro, recompute = trial.knobs["micro_batch_size"], trial.knobs["recompute"]
+        seconds = 0.002 + 0.008 / micro + (0.003 if recompute == "full" else 0.0)
+        # Relative to the base everywhere, whoever measured it.
+        assert trial.measurements[0].value == pytest.approx(BASE_S / seconds)
+        assert tiny.record(trial.number)["outcome"] == "ok"
+    assert summary.trial(0).value == 1.0
+    return summary
+
+
+def test_search_with_local_workers_survives_the_kill_of_one(tiny):
+    tiny.write(trial={"repeats": 1}, study={"trials": 5})
+    search = subprocess.Popen(
+        [*SEARCH, str(tiny.study_file), "--out", str(tiny.out), "--workers", "3"],
+        env={**os.environ, "TINY_SLEEP": "0.1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        worker, number = wait_for(lambda: trial_of_a_worker(tiny, search.pid))
+        worker.kill()
+        said = search.communicate(timeout=60)[1]
+    finally:
+        search.kill()
+    assert search.returncode == 0, said
+    summary = check_complete(tiny, {number}, trials=5)
+    assert f"trial {number} was interrupted and is started again" in said
+    assert "ended with code -9" in said
+    assert "measured by" in said
+    trials = stored(tiny).trials
+    assert trials[int(number)].user_attrs[OUTCOME] == "interrupted"
+    assert [t.user_attrs[RETRY_OF] for t in trials if RETRY_OF in t.user_attrs] == [int(number)]
+    assert not [t for t in trials if not t.state.is_finished()]
+    # The confirmation is the search's own, one launch after the other.
+    confirming = [line for line in tiny.log() if line[1] != "0"]
+    assert len(confirming) == 1 + len(summary.leaders)
+    elsewhere = [
+        t for t in range(9) if (tiny.out / "workers" / "2" / "trials" / f"{t:04d}").exists()
+    ]
+    others = [t for t in range(9) if (tiny.out / "workers" / "3" / "trials" / f"{t:04d}").exists()]
+    for folder, numbers in (("2", elsewhere), ("3", others)):
+        for n in numbers:
+            if str(n) != number:
+                where = tiny.record(n)["measured_in"]
+                assert where.endswith(f"{tiny.out}/workers/{folder}/trials/{n:04d}/repeat_0")
+    # Going on measures nothing anew, and whatever was killed is forgotten.
+    launches = len(tiny.log())
+    assert run_study(tiny.study_file, tiny.out).summary == summary
+    assert len(tiny.log()) == launches
+
+
+def test_workers_end_with_their_search_and_the_study_goes_on_later(tiny):
+    tiny.write(trial={"repeats": 1}, study={"trials": 5})
+    search = subprocess.Popen(
+        [*SEARCH, str(tiny.study_file), "--out", str(tiny.out), "--workers", "2"],
+        env={**os.environ, "TINY_SLEEP": "0.1"},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        worker, _ = wait_for(lambda: trial_of_a_worker(tiny, search.pid))
+        open_now = {line[0] for line in tiny.log()} - {line[0] for line in tiny.log("end")}
+    finally:
+        search.kill()
+        search.wait()
+    wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 10)
+    assert run_study(tiny.study_file, tiny.out).exit_code == 0
+    check_complete(tiny, open_now, trials=5)
+
+
+def test_a_report_that_comes_too_late_is_dropped_and_the_study_goes_on(tiny):
+    tiny.write(trial={"repeats": 1}, study={"trials": 3})
+    notes = []
+
+    def give_up(event):
+        if isinstance(event, StudyNote):
+            notes.append(event.message)
+        if isinstance(event, TrialStarted) and event.number == 1 and event.phase == "search":
+            # What others do when they have missed its signs of life for a minute.
+            study = stored(tiny)
+            study.enqueue_trial(dict(event.config), user_attrs={RETRY_OF: 1})
+            study.tell(1, state=TrialState.FAIL)
+
+    summary = run_study(tiny.study_file, tiny.out, on_event=give_up).summary
+    assert any("trial 1 was given up by others" in note for note in notes)
+    assert [trial.number for trial in summary.trials] == [0, 2, 3]
+    first = [line for line in tiny.log() if line[1] == "0"]
+    assert [line[0] for line in first] == ["0", "1", "2", "3"]
+    assert first[1][2:4] == first[2][2:4]
+
+
+def test_a_base_that_was_interrupted_is_config_0_whoever_measures_it(tiny):
+    tiny.write(trial={"repeats": 1}, study={"trials": 3})
+
+    def interrupt(event):
+        if isinstance(event, TrialStarted) and event.number == 0 and len(stored(tiny).trials) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study(tiny.study_file, tiny.out, on_event=interrupt)
+    assert [t.state for t in stored(tiny).trials] == [TrialState.FAIL, TrialState.WAITING]
+    ended = []
+    summary = run_study(tiny.study_file, tiny.out, on_event=ended.append).summary
+    assert [trial.number for trial in summary.trials] == [0, 2, 3]
+    assert summary.trial(0).value == 1.0
+    assert next(e.number for e in ended if isinstance(e, TrialEnded)) == 0
+
+
+def test_a_worker_that_would_measure_something_else_is_refused(tiny, monkeypatch, tmp_path):
+    tiny.write(trial={"repeats": 1}, study={"trials": 1})
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    monkeypatch.setattr(study_opening, "_JOIN_WAIT_S", 0.0)
+    with pytest.raises(ConfigError, match="told where the study is stored; give --storage"):
+        run_worker(tiny.study_file, tmp_path / "w")
+    with pytest.raises(
+        ConfigError, match="must hold a study called 'tiny' that `mindtune search`"
+    ):
+        run_worker(tiny.study_file, tmp_path / "w", storage=url)
+    assert not (tmp_path / "shared.db").exists()
+    run_study(tiny.study_file, tiny.out, storage=url)
+    # Equal: it finds that nothing is left to do.
+    notes = []
+    assert run_worker(tiny.study_file, tmp_path / "w", storage=url, on_event=notes.append) == 0
+    assert notes[-1].message == "the search is over: 1 of 1 trials are done"
+    with monkeypatch.context() as other:
+        other.setattr(study_opening, "describe_hardware", lambda device: "abacus")
+        with pytest.raises(ConfigError, match="hardware of the search.*this machine is abacus"):
+            run_worker(tiny.study_file, tmp_path / "w", storage=url)
+    program = tiny.folder / "tiny_trial.py"
+    program.write_text(program.read_text() + "\n")
+    with pytest.raises(ConfigError, match="differ here: the program's code; copy them"):
+        run_worker(tiny.study_file, tmp_path / "w", storage=url)
+
+
+def test_a_second_search_of_a_study_is_refused_while_the_first_lives(tiny, tmp_path):
+    tiny.write(trial={"repeats": 1}, study={"trials": 1})
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    events = []
+
+    def search_again(event):
+        events.append(event)
+        if isinstance(event, TrialStarted) and event.phase == "search":
+            # A process may hold its own study twice, so another one has to try.
+            done = subprocess.run(
+                [*SEARCH, str(tiny.study_file), "--out", str(tmp_path / "second"), "--storage", url],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            events.append((done.returncode, done.stderr))
+
+    run_study(tiny.study_file, tiny.out, storage=url, on_event=search_again)
+    code, said = next(event for event in events if isinstance(event, tuple))
+    assert code == 2
+    assert f"(process {os.getpid()}) does so now; join it with `mindtune worker`" in said
+    assert not (tmp_path / "second").exists()
+    # Once it has ended the study may be taken over, in another folder too.
+    launches = len(tiny.log())
+    second = run_study(tiny.study_file, tmp_path / "second", storage=url)
+    assert second.exit_code == 0
+    assert [line[1] for line in tiny.log()[launches:]] == ["1"]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_who_is_alive_is_told_by_change_alone():
+    study = optuna.create_study()
+    clock = Clock()
+    crew = Crew(study, "search", clock=clock)
+
+    def sign(beats, **changes):
+        member = Member(
+            id="far", role="worker", host="far", machine="other", pid=1, start_ticks=1,
+            beats=beats, **changes,
+        )  # fmt: skip
+        study.set_user_attr("worker:far", json.dumps(member.__dict__))
+
+    def trial(**attributes):
+        return optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes)
+
+    assert not crew.is_alive(trial())  # of a time before there were crews
+    sign(0)
+    assert crew.is_alive(trial(**{WORKER: "far"}))
+    assert crew.is_alive(trial())  # just asked for, by somebody
+    assert not crew.is_alive(trial(**{WORKER: "nobody known"}))
+    for beat in range(1, 4):  # slow, but alive: for as long as it takes
+        clock.now += 59.0
+        sign(beat)
+        assert crew.is_alive(trial(**{WORKER: "far"}))
+    clock.now += 59.0
+    assert crew.is_alive(trial(**{WORKER: "far"}))
+    clock.now += 1.0
+    assert not crew.is_alive(trial(**{WORKER: "far"}))
+    assert not crew.is_alive(trial())
+    sign(4)  # it was only cut off
+    assert crew.is_alive(trial(**{WORKER: "far"}))
+    sign(5, has_left=True)
+    assert not crew.is_alive(trial(**{WORKER: "far"}))
+
+
+def test_a_member_gives_signs_of_life_whatever_it_does_and_says_when_it_leaves():
+    study = optuna.create_study()
+    with Crew(study, "worker", beat_s=0.01) as crew:
+        time.sleep(0.2)  # a long measurement
+        entry = json.loads(study.user_attrs[f"worker:{crew.me.id}"])
+        assert entry["beats"] > 3
+        assert entry["pid"] == os.getpid()
+        other = Crew(study, "search")
+        assert [member.id for member in other.others()] == [crew.me.id]
+    assert other.others() == []
+
+
+def test_a_member_of_this_machine_is_gone_with_its_process():
+    study = optuna.create_study()
+    crew = Crew(study, "search")
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    ticks = identify(sleeper.pid).start_ticks
+    member = Member(id="near", role="search", host="h", machine=crew.me.machine, pid=sleeper.pid,
+                    start_ticks=ticks)  # fmt: skip
+    study.set_user_attr("worker:near", json.dumps(member.__dict__))
+    try:
+        assert [m.id for m in crew.others()] == ["near"]
+        with pytest.raises(ConfigError, match=f"h \\(process {sleeper.pid}\\) does so now"):
+            crew.refuse_rivals(print)
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    assert crew.others() == []
+    crew.refuse_rivals(print)
+
+
+def test_a_rival_elsewhere_is_given_a_minute_for_a_sign_of_life():
+    study = optuna.create_study()
+    clock = Clock()
+    crew = Crew(study, "search", clock=clock)
+    said = []
+    member = Member(id="far", role="search", host="far", machine="other", pid=7, start_ticks=1)
+
+    def sign(beats):
+        entry = {**member.__dict__, "beats": beats}
+        study.set_user_attr("worker:far", json.dumps(entry))
+
+    def later():
+        clock.now += 25.0
+
+    crew.wait = later
+    sign(0)
+    crew.refuse_rivals(said.append)
+    assert said == ["far (process 7) has searched this study: waiting 60 s for a sign of life"]
+    sign(1)
+
+    def beat():
+        sign(2)
+
+    crew.wait = beat
+    with pytest.raises(ConfigError, match=r"far \(process 7\) does so now"):
+        crew.refuse_rivals(said.append)
