@@ -8,6 +8,7 @@ search; what it resets in silence is read back inside the trial.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -232,7 +233,10 @@ def _data(keys: KnobKeys, base: MindFormersYaml) -> None:
     """Where nothing is to be split, the data pipeline is left."""
     workers = base.count("train_dataset.num_parallel_workers")
     ahead = base.count("train_dataset.prefetch_size")
-    keys.space["data_workers"] = sorted({workers, 2 * workers, 4 * workers})
+    # MindSpore refuses more workers than the host has cores.
+    cores = os.cpu_count() or 1
+    more = {number for number in (2 * workers, 4 * workers) if number <= cores}
+    keys.space["data_workers"] = sorted({workers} | more)
     keys.space["prefetch"] = sorted({ahead, 8 * ahead})
     keys.map(base, "train_dataset.num_parallel_workers", "data_workers")
     keys.map(base, "train_dataset.prefetch_size", "prefetch")

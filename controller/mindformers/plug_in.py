@@ -35,7 +35,9 @@ _SEED = 1
 _OWN_OUTPUT = "./output"
 """MindFormers' default, below the working directory, which is the run's folder."""
 _PATH_ENDINGS = ("_dir", "_path", "_file", "_files", "_file_path", "path_or_dir", "name_or_path")
-_PATH_KEYS = ("path", "data_path", "load_checkpoint", "dataset_dir")
+_PATH_KEYS = ("path", "load_checkpoint")
+_WRITTEN = ("output_dir", "tensorboard_dir", "dump_path")
+"""Where MindFormers writes; with keys that begin with `save_` relative to the run's own folder."""
 
 
 def check_command(command: Sequence[str]) -> None:
@@ -58,8 +60,9 @@ def in_own_folder(
 ) -> dict[str, Any]:
     """Return a YAML's content for a program that runs in another folder than the user's.
 
-    Relative paths of files that exist beside the user's own become absolute. A trial besides
-    writes into its own folder, saves no checkpoints, and has a seed of its own.
+    Relative paths to read from become absolute, where there is something beside the user's own
+    files; what is written lands in the program's folder. A trial writes everything into its own
+    folder, saves no checkpoints, and has a seed of its own.
 
     Args:
         tree: content of the YAML; stays as it is.
@@ -153,7 +156,9 @@ def _absolute(node: Any, folders: Sequence[Path]) -> None:
 
 
 def _names_path(key: object) -> bool:
-    return isinstance(key, str) and (key in _PATH_KEYS or key.endswith(_PATH_ENDINGS))
+    if not isinstance(key, str) or key in _WRITTEN or key.startswith("save_"):
+        return False
+    return key in _PATH_KEYS or key.endswith(_PATH_ENDINGS)
 
 
 def _found(text: str, folders: Sequence[Path]) -> str:

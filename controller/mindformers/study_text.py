@@ -105,12 +105,28 @@ def _notes(base: MindFormersYaml) -> list[str]:
             f"run_mode is {mode!r}: set it to train or finetune, and add what a training needs "
             "(train_dataset, optimizer, lr_schedule, runner_wrapper)."
         )
-    if base.flag("runner_config.sink_mode", default=True):
-        notes.append(
-            "runner_config.sink_mode is on, its default: then a callback sees one step in "
-            "sink_size. Set it to False to have every step measured and guarded."
-        )
+    notes += _sinks(base)
     return notes
+
+
+def _sinks(base: MindFormersYaml) -> Iterator[str]:
+    if not base.flag("runner_config.sink_mode", default=True):
+        return
+    size = base.count("runner_config.sink_size")
+    if size > 1:
+        yield (
+            f"runner_config.sink_mode is on: a callback sees one step in sink_size = {size}. Set "
+            "it to False to have every step measured and guarded."
+        )
+    elif _target(base).upper() == "CPU":
+        yield (
+            "runner_config.sink_mode is on, which a CPU drops after MindFormers has multiplied "
+            "the epochs for it: a run gets that many times too long. Set it to False."
+        )
+
+
+def _target(base: MindFormersYaml) -> str:
+    return str(base.section("context").get("device_target", "Ascend"))
 
 
 def _head(path: Path, notes: list[str]) -> Iterator[str]:
@@ -170,7 +186,7 @@ def _model(model: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _cluster(base: MindFormersYaml, devices: int) -> Iterator[str]:
-    target = str(base.section("context").get("device_target", "Ascend"))
+    target = _target(base)
     yield "cluster:"
     yield f"  num_devices: {devices}"
     if devices > _DEVICES_PER_NODE and devices % _DEVICES_PER_NODE == 0:

@@ -41,7 +41,7 @@ def tuned_yaml(
     """
     base = MindFormersYaml.read(path)
     tree = copy.deepcopy(base.tree)
-    tree.pop(MINDFORMERS_KEY, None)
+    own = tree.pop(MINDFORMERS_KEY, None)
     for key, value in best.overrides.items():
         set_key(tree, key, value, source=base.source, create=key in added)
     ranks = num_ranks({**_DEFAULTS, **best.knobs})
@@ -52,7 +52,11 @@ def tuned_yaml(
             f"tuned keys, as the study did, but trains {batch}; use the YAML that the study was "
             "made from, or correct runner_config and micro_batch_interleave_num."
         )
-    return {**tree, MINDFORMERS_KEY: best.to_plain()}
+    block = best.to_plain()
+    if isinstance(own, dict):
+        # What the user asks of the run, such as alerts, stays where the study does not say.
+        block |= {key: value for key, value in own.items() if not block.get(key)}
+    return {**tree, MINDFORMERS_KEY: block}
 
 
 def tuned_header(path: Path) -> str:

@@ -89,8 +89,12 @@ def judge(report: LaunchReport, *, knobs: Mapping[str, KnobValue]) -> TrialOutco
 def record_outcome(
     report: LaunchReport, *, knobs: Mapping[str, KnobValue], config_hash: str | None = None
 ) -> TrialOutcome:
-    """Judge a launch and write its trial.json, atomically."""
+    """Judge a launch and write its trial.json, and a result.json of what only a log told."""
     outcome = judge(report, knobs=knobs)
+    path = report.trial_dir / TrialResult.FILE
+    if outcome.result is not None and not path.exists():
+        # The log may be gone when the study is resumed, confirmed or reported on.
+        write_json(path, outcome.result)
     record = outcome.record.model_copy(update={"config_hash": config_hash})
     write_json(report.trial_dir / TrialRecord.FILE, record)
     return replace(outcome, record=record)

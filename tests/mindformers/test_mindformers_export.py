@@ -131,6 +131,19 @@ def test_the_plain_export_starts_the_same_run(project):
     assert [entry["type"] for entry in tree["callbacks"]][-1] == "TuneCallback"
 
 
+def test_a_block_of_the_user_keeps_what_the_study_does_not_say(project):
+    tree = yaml.safe_load((project / "base.yaml").read_text())
+    own = {"rewind": {"enabled": False}, "policies": {"clipping": {"enabled": False}}, "knobs": {}}
+    (project / "own.yaml").write_text(yaml.safe_dump({**tree, "mindtune": own}))
+    out = project / "kept.yaml"
+    assert main(["export", str(project / "study"), "--mindformers", str(project / "own.yaml"),
+                 "--out", str(out)]) == 0  # fmt: skip
+    block = yaml.safe_load(out.read_text())["mindtune"]
+    assert block["rewind"] == {"enabled": False}
+    assert block["policies"]["clipping"] == {"enabled": False}
+    assert block["knobs"]["recompute"] == "full"
+
+
 def test_export_refuses_a_yaml_that_trains_another_batch_or_lacks_a_key(project, capsys):
     out = project / "refused.yaml"
     tree = yaml.safe_load((project / "base.yaml").read_text())
@@ -165,8 +178,10 @@ def test_a_command_that_names_the_folder_itself_is_refused(project):
 
 def test_a_callback_that_is_there_is_not_added_again(tmp_path):
     own = {"type": "TuneCallback", "auto_register": "tune.TuneCallback"}
-    tree = {"callbacks": [own], "output_dir": "/o", "load_checkpoint": "ckpt"}
+    tree = {"callbacks": [own], "output_dir": "output", "load_checkpoint": "ckpt",
+            "parallel": {"save_file": "ckpt"}}  # fmt: skip
     (tmp_path / "ckpt").mkdir()
+    (tmp_path / "output").mkdir()
     placed = in_own_folder(tree, folders=[tmp_path / "none", tmp_path])
     assert with_callback(placed)["callbacks"] == [own]
     assert placed == {**tree, "load_checkpoint": str(tmp_path / "ckpt")}

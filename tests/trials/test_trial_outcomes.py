@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from mindtune.controller.contract import TrialRecord, read_document
+from mindtune.controller.contract import TrialRecord, TrialResult, read_document
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials import log_result
 from mindtune.controller.trials.launcher import launch
@@ -45,6 +45,25 @@ def test_a_program_without_our_callback_is_measured_by_its_log(program):
     assert outcome.record.outcome == "ok"
     assert outcome.result.step_time_s == [0.01, 0.02, 0.03]
     assert "read from stdout.log (mindformers, 3 lines)" in outcome.record.message
+    # It is kept as a result, for who comes later.
+    assert read_document(TrialResult, program.trial_dir / "result.json") == outcome.result
+
+
+def test_of_a_pipeline_the_last_stage_is_read(tmp_path):
+    report = launch(
+        [sys.executable, "-c", "pass"], trial_dir=tmp_path, startup_deadline_s=20, deadline_s=20
+    )
+    logs = {}
+    for rank, loss in enumerate((0.0, 2.5)):
+        path = tmp_path / f"worker_{rank}.log"
+        path.write_text(
+            f"{{ Epoch:[  1/  1], step:[    1/    1], loss:[{loss}/{loss}], per_step_time: 9ms, "
+            "lr: 0.1, overflow cond: False"
+        )
+        logs[f"rank{rank}"] = (path,)
+    report = dataclasses.replace(report, logs=logs)
+    assert judge(report, knobs={"data_parallel": 2}).result.loss == [0.0]
+    assert judge(report, knobs={"pipeline_stage": 2}).result.loss == [2.5]
 
 
 def test_the_word_error_in_a_log_proves_nothing(program):
