@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindtune.search.cost_model import CostModel, Measurement, calibrate
-from mindtune.search.facts import Cluster, StudyFacts, Training
+from mindtune.search.facts import Cluster, Limits, StudyFacts, Training
 from mindtune.search.knobs import KNOBS
 from mindtune.search.memory_model import MemoryRates, memory_parts, stage_memory
 from mindtune.search.model_shape import ModelShape
@@ -265,6 +265,25 @@ def test_experts_shard_by_their_own_degree():
     assert sharded.optimizer == pytest.approx(
         12 * ((moe.num_parameters - experts) / 8 + experts / 8)
     )
+
+
+def test_mindformers_experts_are_whole_and_lie_in_tensor_groups_too():
+    model = dataclasses.replace(MODEL, num_experts=8, experts_per_token=2)
+    experts = model.num_layers * model.expert_layer_parameters
+    dense = model.num_parameters - experts
+    held = {}
+    for framework in ("mindspore", "mindformers"):
+        facts = dataclasses.replace(FACTS, model=model, limits=Limits(framework=framework))
+        config = complete(model_parallel=4, expert_parallel=4)
+        held[framework] = memory_parts(config, facts).weights / 2
+        # Two groups of ranks that hold the same experts share their states.
+        shared = complete(data_parallel=2, model_parallel=4, expert_parallel=4,
+                          optimizer_sharding="optimizer")  # fmt: skip
+        states = memory_parts(shared, facts).optimizer / 12
+        own = experts / 8 if framework == "mindformers" else experts / 4 / 4
+        assert states == pytest.approx(dense / 4 / 2 + own, rel=1e-6), framework
+    assert held["mindspore"] == pytest.approx((dense + experts / 4) / 4, rel=1e-6)
+    assert held["mindformers"] == pytest.approx(dense / 4 + experts / 4, rel=1e-6)
 
 
 def test_step_time_by_hand_on_one_device():
