@@ -209,11 +209,11 @@ def check_search(versions: dict[str, str | None]) -> Verdict:
 
 def check_postgresql() -> Verdict:
     """A PostgreSQL driver for SQLAlchemy is installed."""
-    for driver in ("psycopg2", "psycopg", "pg8000"):
+    for driver in ("psycopg", "psycopg2", "pg8000"):
         if importlib.util.find_spec(driver) is not None:
             return Verdict(ok=True, why=f"driver {driver} installed")
     return Verdict(
-        ok=False, why="pip install psycopg2-binary; only searches on several machines need it"
+        ok=False, why="pip install 'psycopg[binary]'; only searches on several machines need it"
     )
 
 

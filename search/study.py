@@ -95,6 +95,8 @@ class Proposer:
         self.baseline: Baseline = choose_baseline(report)
         self.stopped: str | None = None
         """Why the last `ask` returned None."""
+        self.must_wait = False
+        """Whether the last `ask` came too early: another worker's trial has to end first."""
         self._parameters = parameters(report)
         self._space = report.space
         self.ranking = Ranking(report)
@@ -134,7 +136,8 @@ class Proposer:
         self._recalibrate()
         for rejections in range(2 * _MAX_REJECTIONS):
             self.stopped = self._end(elapsed_s)
-            if self.stopped is None and alone and others_run(self.study, self._open, self._peers):
+            self.must_wait = alone and others_run(self.study, self._open, self._peers)
+            if self.stopped is None and self.must_wait:
                 self.stopped = _ALONE
             if self.stopped is not None:
                 return None

@@ -67,7 +67,7 @@ def storage_address(setting: str | None, folder: Path) -> StorageAddress:
         if not url:
             raise ConfigError(
                 f"study.storage names the environment variable {name}, which must hold a "
-                f"database URL, but it is not set; export {name}=postgresql://..."
+                f"database URL, but it is not set; export {name}=postgresql+psycopg://..."
             )
     from sqlalchemy.engine import make_url  # noqa: PLC0415 - the light commands do without it
     from sqlalchemy.exc import ArgumentError  # noqa: PLC0415 - as above
@@ -79,7 +79,7 @@ def storage_address(setting: str | None, folder: Path) -> StorageAddress:
         shown = setting if setting.startswith(_ENV) else "a text without a scheme"
         raise ConfigError(
             "study.storage must be null, a database URL such as "
-            f"postgresql+psycopg2://user@host/name, or env:NAME, but got {shown}."
+            f"postgresql+psycopg://user@host/name, or env:NAME, but got {shown}."
         ) from None
     shown = setting
     if not setting.startswith(_ENV):

@@ -104,6 +104,8 @@ class TrialLoop:
                 self.proposer.stopped = reason
                 return
             elapsed = spent + time.monotonic() - started + self._reserve()
+            # Asked before: a trial that ends in between may have come back to the queue.
+            is_alone = not self._runs_elsewhere()
             proposal = self.proposer.ask(elapsed_s=elapsed, alone=self._needs_reference())
             if proposal is not None:
                 # Whatever this one is compared with is known before it is measured.
@@ -113,7 +115,7 @@ class TrialLoop:
             budget = self.state.setup.study.study.time_budget
             if not self.is_worker and budget is not None and elapsed >= budget:
                 study.set_user_attr(OVER, self.proposer.stopped)  # for those that would go on
-            if not self._runs_elsewhere():
+            if is_alone and not self.proposer.must_wait:
                 return
             self.crew.wait()
 

@@ -1,12 +1,24 @@
-"""A folder with a study of the tiny trial program, whose best config is known."""
+"""A folder with a study of the tiny trial program, whose best config is known; a database server."""
 
+import contextlib
 import copy
+import getpass
 import json
+import os
 import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
+
+from mindtune.controller.trials.study_folder import StudyFolder
+from mindtune.controller.trials.summary import read_summary
 
 PROGRAM = Path(__file__).with_name("tiny_trial.py")
 
@@ -69,6 +81,41 @@ class Tiny:
         lines = [line.split() for line in self.log_file.read_text().splitlines()]
         return [line[1:] for line in lines if line[0] == kind]
 
+    def trial_below(self, *roots):
+        """Return (process of `roots`, number) of a trial that runs below it; None: there is none.
+
+        The base's trial does not count.
+        """
+        ended = {line[0] for line in self.log("end")}
+        for number, *_, pid in self.log():
+            if number not in {*ended, "0"}:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    above = {process.pid for process in psutil.Process(int(pid)).parents()}
+                    for root in roots:
+                        if root.pid in above:
+                            return root, number
+        return None
+
+    def check_complete(self, interrupted, trials):
+        """Every config ended once, and only that of an interrupted trial was started twice."""
+        first = [line for line in self.log() if line[1] == "0"]
+        starts = [tuple(line[2:4]) for line in first]
+        again = [tuple(line[2:4]) for line in first if line[0] in interrupted]
+        assert sorted(starts) == sorted([*set(starts), *again])
+        ends = [tuple(line[2:4]) for line in self.log("end") if line[1] == "0"]
+        assert sorted(ends) == sorted(set(starts))
+        summary = read_summary(StudyFolder(self.out))
+        assert summary.complete
+        assert len(summary.trials) == len(ends) == trials
+        for trial in summary.trials:
+            micro, recompute = trial.knobs["micro_batch_size"], trial.knobs["recompute"]
+            seconds = 0.002 + 0.008 / micro + (0.003 if recompute == "full" else 0.0)
+            # Relative to the base everywhere, whoever measured it.
+            assert trial.measurements[0].value == pytest.approx(0.013 / seconds)
+            assert self.record(trial.number)["outcome"] == "ok"
+        assert summary.trial(0).value == 1.0
+        return summary
+
     def record(self, number, repeat=0):
         folder = self.out / "trials" / f"{number:04d}" / f"repeat_{repeat}"
         return json.loads((folder / "trial.json").read_text())
@@ -90,3 +137,55 @@ def make_tiny():
 @pytest.fixture
 def tiny(make_tiny, tmp_path):
     return make_tiny(tmp_path)
+
+
+def find_postgres(name):
+    """Return a program of PostgreSQL; Debian keeps the server's out of the path."""
+    places = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
+    return shutil.which(name) or (str(places[-1]) if places else None)
+
+
+@pytest.fixture(scope="session")
+def postgres_url():
+    """Return the URL of an empty database of a server of our own, with a password in it."""
+    programs = {name: find_postgres(name) for name in ("initdb", "postgres", "psql")}
+    missing = [name for name, path in programs.items() if path is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    # PostgreSQL refuses to run as root.
+    user = "nobody" if os.getuid() == 0 else getpass.getuser()
+    root = Path(tempfile.mkdtemp(prefix="mindtune_postgres_"))
+    try:
+        (root / "password").write_text("open sesame\n")
+        if os.getuid() == 0:
+            for path in (root, root / "password"):
+                shutil.chown(path, user)
+        options = {"user": user if os.getuid() == 0 else None, "cwd": root}
+        subprocess.run(
+            [programs["initdb"], "-D", root / "data", "--username=tuner", "--no-sync",
+             "--auth=scram-sha-256", f"--pwfile={root / 'password'}"],
+            check=True, stdout=subprocess.DEVNULL, **options,
+        )  # fmt: skip
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        server = subprocess.Popen(
+            [programs["postgres"], "-D", root / "data", "-k", root, "-p", str(port),
+             "-c", "fsync=off", "-c", "listen_addresses=127.0.0.1"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options,
+        )  # fmt: skip
+        try:
+            address = f"postgresql://tuner:open%20sesame@127.0.0.1:{port}/postgres"
+            end = time.monotonic() + 30
+            while subprocess.run(
+                [programs["psql"], address, "-qc", "SELECT 1"], check=False, capture_output=True
+            ).returncode:
+                assert server.poll() is None
+                assert time.monotonic() < end, "the server does not answer"
+                time.sleep(0.1)
+            yield address.replace("postgresql:", "postgresql+psycopg:")
+        finally:
+            server.send_signal(signal.SIGQUIT)
+            server.wait(10)
+    finally:
+        shutil.rmtree(root)

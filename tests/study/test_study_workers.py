@@ -17,14 +17,11 @@ from mindtune.controller.trials.crew import Crew, Member
 from mindtune.controller.trials.process_tree import identify
 from mindtune.controller.trials.progress import StudyNote, TrialEnded, TrialStarted
 from mindtune.controller.trials.storage import open_storage, storage_address
-from mindtune.controller.trials.study_folder import StudyFolder
 from mindtune.controller.trials.study_runner import run_study
-from mindtune.controller.trials.summary import read_summary
 from mindtune.controller.trials.worker_runner import run_worker
 from mindtune.search.attributes import OUTCOME, RETRY_OF, WORKER
 
 SEARCH = [sys.executable, "-m", "mindtune.controller.cli", "search"]
-BASE_S = 0.013
 
 
 def wait_for(condition, seconds=60):
@@ -35,49 +32,14 @@ def wait_for(condition, seconds=60):
     return found
 
 
-def trial_of_a_worker(tiny, root):
-    """Return (worker process, number) of a trial that is running below a worker of `root`."""
-    ended = {line[0] for line in tiny.log("end")}
-    for number, *_, pid in tiny.log():
-        if number in ended or number == "0":
-            continue
-        try:
-            above = {process.pid for process in psutil.Process(int(pid)).parents()}
-            workers = [p for p in psutil.Process(root).children() if "worker" in p.cmdline()]
-        except psutil.NoSuchProcess:
-            continue
-        for worker in workers:
-            if worker.pid in above:
-                return worker, number
-    return None
+def workers_of(search):
+    return [p for p in psutil.Process(search.pid).children() if "worker" in p.cmdline()]
 
 
 def stored(tiny, storage=None):
     return optuna.load_study(
         storage=open_storage(storage_address(storage, tiny.out)), study_name="tiny"
     )
-
-
-def check_complete(tiny, killed, trials):
-    """Every config was measured to its end once; only that of a killed worker was started twice."""
-    first = [line for line in tiny.log() if line[1] == "0"]
-    starts = [tuple(line[2:4]) for line in first]
-    again = [tuple(line[2:4]) for line in first if line[0] in killed]
-    assert sorted(starts) == sorted([*set(starts), *again])
-    ends = [tuple(line[2:4]) for line in tiny.log("end") if line[1] == "0"]
-    assert sorted(ends) == sorted(set(starts))
-    assert len(ends) == trials
-    summary = read_summary(StudyFolder(tiny.out))
-    assert summary.complete
-    assert len(summary.trials) == trials
-    for trial in summary.trials:
-        micro, recompute = trial.knobs["micro_batch_size"], trial.knobs["recompute"]
-        seconds = 0.002 + 0.008 / micro + (0.003 if recompute == "full" else 0.0)
-        # Relative to the base everywhere, whoever measured it.
-        assert trial.measurements[0].value == pytest.approx(BASE_S / seconds)
-        assert tiny.record(trial.number)["outcome"] == "ok"
-    assert summary.trial(0).value == 1.0
-    return summary
 
 
 def test_search_with_local_workers_survives_the_kill_of_one(tiny):
@@ -89,13 +51,13 @@ def test_search_with_local_workers_survives_the_kill_of_one(tiny):
         text=True,
     )
     try:
-        worker, number = wait_for(lambda: trial_of_a_worker(tiny, search.pid))
+        worker, number = wait_for(lambda: tiny.trial_below(*workers_of(search)))
         worker.kill()
         said = search.communicate(timeout=60)[1]
     finally:
         search.kill()
     assert search.returncode == 0, said
-    summary = check_complete(tiny, {number}, trials=5)
+    summary = tiny.check_complete({number}, trials=5)
     assert f"trial {number} was interrupted and is started again" in said
     assert "ended with code -9" in said
     assert "measured by" in said
@@ -129,14 +91,14 @@ def test_workers_end_with_their_search_and_the_study_goes_on_later(tiny):
         stderr=subprocess.DEVNULL,
     )
     try:
-        worker, _ = wait_for(lambda: trial_of_a_worker(tiny, search.pid))
+        worker, _ = wait_for(lambda: tiny.trial_below(*workers_of(search)))
         open_now = {line[0] for line in tiny.log()} - {line[0] for line in tiny.log("end")}
     finally:
         search.kill()
         search.wait()
     wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 10)
     assert run_study(tiny.study_file, tiny.out).exit_code == 0
-    check_complete(tiny, open_now, trials=5)
+    tiny.check_complete(open_now, trials=5)
 
 
 def test_a_report_that_comes_too_late_is_dropped_and_the_study_goes_on(tiny):

@@ -1,0 +1,73 @@
+"""A study in PostgreSQL that several processes measure, one of them killed, one ended by signal."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import optuna
+import pytest
+
+from mindtune.controller.trials.storage import open_storage, storage_address
+from mindtune.search.attributes import OUTCOME, RETRY_OF
+
+CLI = [sys.executable, "-m", "mindtune.controller.cli"]
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.postgres
+def test_two_workers_join_by_the_database_alone_and_nothing_is_lost_or_run_twice(
+    tiny, postgres_url, monkeypatch
+):
+    tiny.write(trial={"repeats": 1}, study={"trials": 6, "storage": "env:STUDY_DATABASE"})
+    monkeypatch.setenv("STUDY_DATABASE", postgres_url)
+    environment = {**os.environ, "TINY_SLEEP": "0.1"}
+
+    def start(command, *options):
+        return subprocess.Popen(
+            [*CLI, command, str(tiny.study_file), *options],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    # Workers may be started before the search.
+    workers = [start("worker"), start("worker", "--out", str(tiny.folder / "second"))]
+    search = start("search", "--out", str(tiny.out))
+    try:
+        killed, first = wait_for(lambda: tiny.trial_below(*workers))
+        killed.send_signal(signal.SIGKILL)
+        other = workers[1 - workers.index(killed)]
+        _, second = wait_for(lambda: tiny.trial_below(other))
+        other.send_signal(signal.SIGTERM)
+        said = search.communicate(timeout=60)[0]
+        told = {worker: worker.communicate(timeout=20)[0] for worker in workers}
+    finally:
+        for process in (search, *workers):
+            process.kill()
+    assert search.returncode == 0, said
+    assert (killed.returncode, other.returncode) == (-signal.SIGKILL, 128 + signal.SIGTERM)
+    tiny.check_complete({first, second}, trials=6)
+    assert f"trial {first} was interrupted and is started again" in said + told[other]
+    # Who is ended by a signal gives its trial back itself.
+    assert f"trial {second} was interrupted and is started again" in told[other]
+    study = optuna.load_study(
+        storage=open_storage(storage_address("env:STUDY_DATABASE", tiny.out)), study_name="tiny"
+    )
+    trials = study.trials
+    assert {trials[int(n)].user_attrs[OUTCOME] for n in (first, second)} == {"interrupted"}
+    retried = sorted(t.user_attrs[RETRY_OF] for t in trials if RETRY_OF in t.user_attrs)
+    assert retried == sorted(map(int, (first, second)))
+    assert all(trial.state.is_finished() for trial in trials)
+    # The password is nowhere: not in what was said, nor in any file, nor in the study.
+    assert "joined study tiny in env:STUDY_DATABASE" in told[other]
+    kept = [p.read_bytes() for p in tiny.folder.rglob("*") if p.is_file()]
+    texts = [said, *told.values(), str(study.user_attrs), *(str(t.user_attrs) for t in trials)]
+    assert not [text for text in texts if "sesame" in text]
+    assert not [content for content in kept if b"sesame" in content]
