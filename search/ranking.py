@@ -9,7 +9,7 @@ model and the attempts alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from operator import itemgetter
 
@@ -26,10 +26,11 @@ from mindtune.search.history import MAX_STARTS, MEMORY_KNOBS, Attempt, infer
 from mindtune.search.knobs import Config, KnobValue
 from mindtune.search.memory_model import MemoryRates
 from mindtune.search.rules import RULES
+from mindtune.search.space import Space
 from mindtune.search.time_model import TimeRates
 from mindtune.search.walk import walk
 
-__all__ = ["Indices", "Ranking", "choices"]
+__all__ = ["Indices", "Ranking", "choices", "passing_without_memory"]
 
 Indices = NDArray[np.intp]
 """Indices of configs."""
@@ -46,6 +47,11 @@ def choices(report: SpaceReport) -> dict[str, tuple[KnobValue, ...]]:
         name: tuple(dict.fromkeys((*values, baseline[name])))
         for name, values in report.space.choices.items()
     }
+
+
+def passing_without_memory(space: Space, cost: CostModel) -> Iterator[Config]:
+    """Yield every config that no rule rejects but those that depend on predicted memory."""
+    return walk(space, cost, _OTHER_RULES)
 
 
 class Ranking:
@@ -75,8 +81,8 @@ class Ranking:
         """
         if self._has_limit and not self._all_known:
             known = {self._values(config) for config in self.configs}
-            passing = walk(self.space, self.cost, _OTHER_RULES)
-            self.configs += [c for c in passing if self._values(c) not in known]
+            others = passing_without_memory(self.space, self.cost)
+            self.configs += [c for c in others if self._values(c) not in known]
             self._take_in()
         self.cost = cost
         allowed = self._fitting()

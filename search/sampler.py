@@ -48,8 +48,9 @@ SAMPLERS = ("guided", "staged", "tpe", "random")
 _MAX_ASKED = 2048
 """Candidates judged per proposal; of larger spaces the best predicted, a random part and the
 neighbours of the best trials."""
-_WORTH = 0.01
-"""Expected gain, in log(value), from which on a single change is tried in the staged mode."""
+_WORTH = 0.03
+"""Expected gain, in log(value), from which on a single change is tried in the staged mode: less is
+a tie of two measurements."""
 _NO_BOUND = 1e3
 """log(value) that no value reaches."""
 _BY_STATE = {

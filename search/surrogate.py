@@ -226,7 +226,9 @@ def expected_improvement(posterior: Posterior) -> Floats:
     gain = posterior.mean - posterior.best
     score = gain / posterior.deviation
     density = np.exp(-0.5 * score**2) / math.sqrt(2 * math.pi)
-    return np.asarray(gain * normal_cdf(score) + posterior.deviation * density)
+    # Far below the best, the function's rounding error would outweigh what is left.
+    expected = gain * normal_cdf(score) + posterior.deviation * density
+    return np.asarray(np.maximum(expected, 0.0))
 
 
 def normal_cdf(score: Floats) -> Floats:

@@ -6,16 +6,22 @@ config.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import RandomSampler, TPESampler
+from optuna.trial import TrialState
 
 from mindtune.experiments.search_quality.problem import SimulatedTrial
 from mindtune.search.attributes import MEMORY, STEP_TIME
 from mindtune.search.baseline import choose_baseline
 from mindtune.search.constraints import SpaceReport
 from mindtune.search.knobs import Config, KnobValue
+from mindtune.search.layout import DEGREES
+from mindtune.search.ranking import choices
 from mindtune.search.sampler import make_sampler
 from mindtune.search.study import Proposer
 
@@ -55,6 +61,78 @@ class _Proposed:
         measured = {MEMORY: trial.memory_bytes, STEP_TIME: trial.step_time_s}
         known = {name: value for name, value in measured.items() if value is not None}
         self._proposer.tell(self._number, trial.outcome, trial.value, known)
+
+
+class _PerKnob:
+    """One of Optuna's samplers with one parameter per knob, asked again until the rules agree.
+
+    A rejection costs nothing and is closed as failed, which Optuna's samplers pass over. Knobs of
+    a list of candidates that follow from others are no parameters: whoever turned the list into a
+    search by hand would leave them out.
+    """
+
+    def __init__(self, sampler: optuna.samplers.BaseSampler, report: SpaceReport) -> None:
+        self._study = optuna.create_study(direction="maximize", sampler=sampler)
+        self._names = _independent(report)
+        self._parameters: dict[str, BaseDistribution] = {
+            name: CategoricalDistribution(values)
+            for name, values in choices(report).items()
+            if name in self._names
+        }
+        base = choose_baseline(report).config
+        self._left = {self._key(base): base}
+        self._left |= {self._key(entry.config): entry.config for entry in report.configs}
+        self._draw = random.Random(0)
+        self._enqueue(base)
+        self._open: optuna.Trial | None = None
+
+    def ask(self) -> Config | None:
+        rejections = 0
+        while self._left:
+            if rejections == _MAX_REJECTIONS:
+                self._enqueue(self._draw.choice(list(self._left.values())))
+            trial = self._study.ask(self._parameters)
+            config = self._left.pop(self._key(trial.params), None)
+            if config is not None:
+                self._open = trial
+                return config
+            self._study.tell(trial, state=TrialState.FAIL)
+            rejections += 1
+        return None
+
+    def tell(self, trial: SimulatedTrial) -> None:
+        if trial.value is None:
+            # As a program does that raises TrialPruned: TPE learns that it was no good.
+            self._study.tell(self._open, state=TrialState.PRUNED)
+        else:
+            self._study.tell(self._open, trial.value)
+
+    def _enqueue(self, config: Config) -> None:
+        self._study.enqueue_trial({name: config[name] for name in self._names})
+
+    def _key(self, config: Mapping[str, KnobValue]) -> tuple[KnobValue, ...]:
+        return tuple(config[name] for name in self._names)
+
+
+_MAX_REJECTIONS = 100
+"""Proposals in a row after which any untried feasible config is taken, as in the study's own loop:
+TPE can come to propose for ever what it knows."""
+
+
+def _independent(report: SpaceReport) -> tuple[str, ...]:
+    """Return the knobs that tell the configs of a list apart; all of a product's."""
+    kept = list(report.space.searched)
+    candidates = report.space.candidates
+    if candidates is None:
+        return tuple(kept)
+    # Knobs with few values are kept last, degrees apart from what follows from them.
+    for name in sorted(kept, key=lambda knob: (knob in DEGREES, knob == "micro_batch_size")):
+        others = [other for other in kept if other != name]
+        if len({tuple(config[other] for other in others) for config in candidates}) == len(
+            candidates
+        ):
+            kept = others
+    return tuple(kept)
 
 
 class _InOrder:
@@ -118,8 +196,9 @@ def _ordered(
 
 METHODS: dict[str, Callable[[SpaceReport, int, int], Searcher]] = {
     "guided": _proposed("guided"),
-    "tpe": _proposed("tpe"),
-    "random": _proposed("random"),
+    "staged": _proposed("staged"),
+    "tpe": lambda report, _trials, seed: _PerKnob(TPESampler(seed=seed), report),
+    "random": lambda report, _trials, seed: _PerKnob(RandomSampler(seed=seed), report),
     "grid": _ordered(_grid_order),
     "largest_micro_batch": _ordered(_largest_micro_batch),
 }

@@ -35,11 +35,15 @@ class SearchRow(Document):
     """Of the space."""
     feasible: int = Field(ge=1)
     """That the rules let pass before any trial."""
-    best: float
-    """Largest true value of the space, or of its feasible configs where it has too many."""
+    accepted_failures: int = Field(ge=0)
+    """Of those, configs that cannot run."""
+    rejected_runnable: int = Field(ge=0)
+    """Of the others, configs that could run."""
     regrets: tuple[float, ...]
-    """After each trial: how far the true value of the best measured config is below `best`,
-    as a share of it; 1 while nothing has run."""
+    """After each trial: how far the search, if it ended there, would be below the best of the
+    space, as a share of it; 1 while nothing has run. What it has found is the best true value of
+    its leaders: as many of the best measured configs as a study of that length confirms by
+    repeats (one to three)."""
     outcomes: tuple[str, ...]
     """Of each trial."""
     ask_s: float = Field(ge=0)
