@@ -10,6 +10,9 @@ decided here is the scale of the next step.
 - **Search**: before the first clean step, and right after a growth, there is no credit: the scale
   is known to be wrong. It is halved, and from the third overflow in a row divided by 4, so that a
   start at 2^24 loses fewer updates than halving does.
+- **Known scale**: trials may have found the largest scale at which this config ran clean
+  (`known_scale`, handed over in `best_config.yaml`). An overflow at more than one move above it
+  leads straight there: a start at 2^24 loses one update.
 - **Growth** after `window` clean steps in a row by 2, up to `cap`; there a single advice says that
   the cap holds (silent caps hide trouble, unbounded growth ends in infinity).
 - **Floor**: `soft_floor` is where gradients should no longer need scaling down. Overflows at or
@@ -82,6 +85,8 @@ class LossScaleThresholds:
     """Ratio of one move (MindSpore, Megatron: 2)."""
     scale_window: int = bounded(1000, 1, 1_000_000)
     """Clean steps before a growth (MindFormers: 1000)."""
+    known_scale: float = bounded(2.0**60, 1.0, 2.0**60)
+    """Largest scale at which the config is known to run clean; the default: none is known."""
     soft_floor: float = bounded(1.0, 2.0**-24, 2.0**16)
     """Scale at which overflows are counted for the stop (Megatron's floor)."""
     stop_after: int = bounded(10, 1, 1000)
@@ -137,7 +142,10 @@ class LossScalePolicy:
                 _KNOB: KnobLimits(
                     low=self.limits.hard_floor,
                     high=self.limits.cap,
-                    max_factor=self.thresholds.scale_factor**2,
+                    max_factor=max(
+                        self.thresholds.scale_factor**2,
+                        self.limits.cap / self.thresholds.known_scale,
+                    ),
                     cooldown=1,
                     budget=self.limits.budget,
                     check="overflow",
@@ -287,7 +295,9 @@ class LossScalePolicy:
         if state.credit > 0 and not often:
             return NO_CHANGE, replace(state, credit=state.credit - 1)
         factor = self.thresholds.scale_factor
-        if state.hits > _SLOW_HITS and scale > self.thresholds.soft_floor:
+        if scale > factor * self.thresholds.known_scale:
+            factor = scale / self.thresholds.known_scale
+        elif state.hits > _SLOW_HITS and scale > self.thresholds.soft_floor:
             factor = factor**2
         value = min(max(scale / factor, self.limits.hard_floor), self.limits.cap)
         if scale > self.thresholds.soft_floor:

@@ -60,6 +60,8 @@ class Learned(ContractModel):
     peak_memory_bytes: Count | None = None
     loss_scale_min: float | None = Field(default=None, gt=0)
     loss_scale_max: float | None = Field(default=None, gt=0)
+    """Of the steps that did not overflow: where a run may go straight to when its scale is far
+    above."""
     grad_norm: GradNormPrior | None = None
 
 

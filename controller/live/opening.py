@@ -59,7 +59,7 @@ def make_engine(settings: LiveSettings, *, observe_only: bool = False) -> Engine
             limits=section.limits,
             thresholds=section.thresholds,
         )
-        for name, section in settings.policies.items()
+        for name, section in settings.policies_with_known_scale.items()
     }
     return build_engine(policies, mode="observe" if force else settings.mode, prior=settings.prior)
 

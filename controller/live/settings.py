@@ -45,6 +45,7 @@ __all__ = ["DEFAULT_PARENT", "LiveConfig", "LiveSettings", "Mode", "RewindSectio
 
 Mode = Literal["observe", "act"]
 
+_LOSS_SCALE, _KNOWN_SCALE = "loss_scale", "known_scale"
 DEFAULT_PARENT = Path("mindtune_runs")
 """Where a run without `out_dir` gets a folder named by the time of its start."""
 
@@ -126,6 +127,19 @@ class LiveSettings:
         return self.mode == "act" or any(
             section.mode == "act" for section in self.policies.values()
         )
+
+    @property
+    def policies_with_known_scale(self) -> Mapping[str, PolicySection]:
+        """Settings of the policies, with the loss scale that the trials found to run clean.
+
+        What the user has set himself stays.
+        """
+        known = self.learned.loss_scale_max
+        own = self.policies.get(_LOSS_SCALE, PolicySection())
+        if known is None or _KNOWN_SCALE in own.thresholds or not 1.0 <= known <= 2.0**60:
+            return self.policies
+        thresholds = {**own.thresholds, _KNOWN_SCALE: known}
+        return {**self.policies, _LOSS_SCALE: own.model_copy(update={"thresholds": thresholds})}
 
     @property
     def prior(self) -> GradNormPrior | None:

@@ -43,7 +43,7 @@ def learn(folders: Sequence[Path], *, peak_memory_bytes: int | None) -> Learned:
         if step.data_time_s is not None and step.step_time_s is not None
     ]
     total_s = sum(step_time for _, step_time in waits)
-    scales = _finite(step.loss_scale for step in steps)
+    scales = _finite(step.loss_scale for step in steps if not step.overflow)
     return Learned(
         step_time_s=statistics.median(times) if times else None,
         data_share=sum(wait for wait, _ in waits) / total_s if total_s > 0 else None,

@@ -122,7 +122,8 @@ def judge_sample(
         state: State before it.
         thresholds: Sizes of the windows.
         score: Deviations that make a spike once the baseline is armed.
-        prior: Median and MAD that stand in until the baseline is armed.
+        prior: Median and MAD of earlier runs. Until the baseline is armed, the higher of the two
+            medians and the wider of the two scatters count, and `score` holds with them.
     """
     window = state.window
     size = len(window.values)
@@ -140,12 +141,15 @@ def judge_sample(
     if judged:
         center = window.median()
         deviation = window.mad(center)
-        if prior is not None and not armed and prior[0] > center:
-            center, deviation = prior
+        if prior is not None and not armed:
+            center = max(center, prior[0])
+            # Where the run's norms are higher, they scatter as much more.
+            growth = center / prior[0] if prior[0] > 0 else 1.0
+            deviation = max(deviation, growth * prior[1])
         if window.ordered[0] <= 0.0 and _many_zeros(window.ordered):
             deviation = (window.ordered[int(_UPPER * size)] - center) / MAD_TO_SIGMA
             judged = deviation > 0.0
-    limit = score if armed else max(score, thresholds.early_score)
+    limit = score if armed or prior is not None else max(score, thresholds.early_score)
     z = scale = 0.0
     if judged:
         scale = max(MAD_TO_SIGMA * deviation, _RELATIVE_FLOOR * abs(center), _ABSOLUTE_FLOOR)

@@ -328,6 +328,23 @@ def stopped():
     }  # fmt: skip
 
 
+def handed_over():
+    """A loss scale far above what the trials found to run clean, which is known or not."""
+    seen = {}
+    for name, learned in (("known", {"loss_scale_max": 1024.0}), ("unknown", {})):
+        storm = {
+            "kind": "overflow_storm", "first_step": 1, "last_step": 14, "max_loss_scale": 1024.0,
+        }  # fmt: skip
+        net = Net()
+        step = TrainStep(net, adam(net), loss_scale=LossScale(initial=2.0**24, window=1000))
+        tune = TuneCallback(
+            {"out_dir": name, "mode": "act", "learned": learned, "faults": [storm], **FIXED_BATCH}
+        )
+        Model(step).train(1, dataset(14), callbacks=[tune])
+        seen[name] = rows_of(name)
+    return seen
+
+
 def crashed():
     """An exception in the middle of training."""
     net = Net()

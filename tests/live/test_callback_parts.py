@@ -306,6 +306,24 @@ def test_a_best_config_gives_policies_and_prior(tmp_path):
         assert settings.mode == "observe"
 
 
+def test_the_loss_scale_of_the_trials_reaches_its_policy_unless_the_user_has_set_it(tmp_path):
+    path = tmp_path / "best_config.yaml"
+
+    def known_scale(text):
+        path.write_text(text)
+        sections = load_settings(path, {}).policies_with_known_scale
+        assert sections["gradient_norm"].limits == {"min_scale": 0.1}
+        return (
+            sections["loss_scale"].thresholds["known_scale"] if "loss_scale" in sections else None
+        )
+
+    learned = BEST.replace("step_time_s: 0.5,", "step_time_s: 0.5, loss_scale_max: 4096,")
+    assert known_scale(BEST) is None
+    assert known_scale(learned) == 4096.0
+    own = "{loss_scale: {thresholds: {known_scale: 8}}, gradient_norm:"
+    assert known_scale(learned.replace("{gradient_norm:", own)) == 8.0
+
+
 def test_the_block_in_a_mindformers_yaml_is_the_same(tmp_path):
     path = tmp_path / "best_config.yaml"
     path.write_text(BEST)

@@ -21,9 +21,9 @@ HERE = Path(__file__).parent
 GRAPH = (
     "three_lines", "identical", "foreign", "foreign_knobs", "foreign_rule", "untouched_in_observe_mode", "resize",
     "guarded", "stopped", "crashed", "broken", "trial", "evaluated", "resumed", "twice", "ragged",
-    "host_cost", "model_signals",
+    "host_cost", "model_signals", "handed_over",
 )  # fmt: skip
-PYNATIVE = ("loop", "foreign_knobs", "guarded", "model_signals")
+PYNATIVE = ("loop", "foreign_knobs", "guarded", "model_signals", "handed_over")
 KNOBS_OF_OUR_STEP = ["clip_norm", "compression_ratio", "global_batch_size", "micro_batch_size",
                      "skip_threshold"]  # fmt: skip
 
@@ -239,6 +239,14 @@ def test_the_batch_is_resized_live_and_only_a_new_graph_compiles(graph):
     assert phases[:7] == ["compile", "train", "compile", "train", "train", "train", "train"]
     assert graph["resize"]["result"]["steps"] == 8
     assert "hidden_steps" not in graph["resize"]["result"]["findings"]
+
+
+def test_a_scale_that_the_trials_found_to_run_clean_costs_one_update(both):
+    seen = both["handed_over"]
+    scales = [row["loss_scale"] for row in seen["known"]]
+    assert scales == [2.0**24] + [1024.0] * 13
+    assert [row["update_skipped"] for row in seen["known"]] == [1.0] + [0.0] * 13
+    assert sum(row["update_skipped"] for row in seen["unknown"]) == 8
 
 
 def test_a_lost_run_is_stopped_with_a_diagnosis(graph):

@@ -53,6 +53,31 @@ def test_an_overflow_restarts_the_growth(start) -> None:
     assert run.set_points(SetLossScale) == [(35, 2048.0)]
 
 
+@pytest.mark.parametrize("exponent", [24, 23, 16, 10, 0])
+def test_a_known_scale_is_found_with_one_lost_update(start, exponent) -> None:
+    known = 2.0**exponent
+    settings = {"loss_scale": PolicySettings(thresholds={"known_scale": known})}
+    run = start(settings=settings)
+    scales, lost = drive(run, 2.0**24, lambda _, scale: scale > known, 60)
+    assert scales[-1] == known
+    assert len(lost) == (0 if exponent == 24 else 1)
+    # Should the trials have been wrong, the search goes on from there.
+    run = start(settings=settings)
+    scales, lost = drive(run, 2.0**24, lambda _, scale: scale > known / 8, 60)
+    assert scales[-1] <= known / 8
+    assert len(lost) <= 6
+
+
+def test_above_a_known_scale_one_step_of_growth_is_halved_as_ever(start) -> None:
+    settings = {
+        "loss_scale": PolicySettings(thresholds={"known_scale": 1024.0, "scale_window": 4})
+    }
+    run = start(settings=settings)
+    scales, _ = drive(run, 1024.0, lambda _, scale: scale > 4096.0, 40)
+    assert max(scales) == 8192.0
+    assert min(scales) >= 1024.0
+
+
 @pytest.mark.parametrize("exponent", range(24, 4, -1))
 def test_a_start_too_high_loses_no_more_updates_than_halving(start, exponent) -> None:
     limit = 2.0**exponent

@@ -123,6 +123,16 @@ def test_a_prior_stands_in_until_the_baseline_is_armed() -> None:
     values = [*[0.1] * 10, 0.9]
     assert steps_with(run(values), FindingKind.GRAD_NORM_SPIKE) == [11]
     assert steps_with(run(values, prior=Prior()), FindingKind.GRAD_NORM_SPIKE) == []
+    # With it, spikes are told from the eighth sample on as later: by 6 deviations instead of 20.
+    early = [*[1.0] * 10, 2.2]
+    assert steps_with(run([*early[:-1], 1.5], prior=Prior()), FindingKind.GRAD_NORM_SPIKE) == []
+    assert steps_with(run(early, prior=Prior()), FindingKind.GRAD_NORM_SPIKE) == [11]
+    spread = [1.0, 1.1] * 5
+    assert steps_with(run([*spread, 2.2]), FindingKind.GRAD_NORM_SPIKE) == []
+    assert steps_with(run([*spread, 2.2], prior=Prior()), FindingKind.GRAD_NORM_SPIKE) == [11]
+    # A run whose norms are higher or wider than those of the trials is judged by its own.
+    high = [3.0, 4.0] * 5
+    assert steps_with(run([*high, 5.0], prior=Prior()), FindingKind.GRAD_NORM_SPIKE) == []
     expired = Prior(expires_after_steps=10)
     assert steps_with(run(values, prior=expired), FindingKind.GRAD_NORM_SPIKE) == [11]
 

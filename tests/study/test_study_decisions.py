@@ -282,9 +282,9 @@ def test_healthy_ranges_are_learnt_from_measured_steps_only(tmp_path):
     write_yaml(tmp_path / "knobs.yaml", KnobsFile(knobs={}, trial=plan))
     write_json(tmp_path / "result.json", result(step_time_s=[0.2, 0.2, 0.3, 0.1]))
     (tmp_path / "signals.csv").write_text(
-        "step,phase,grad_norm,loss_scale,step_time_s,data_time_s\n"
-        "1,compile,99,65536,9.0,8.0\n2,train,1,1024,0.2,0.02\n3,train,2,1024,0.2,0.02\n"
-        "4,train,inf,512,0.3,0.03\n5,train,4,512,0.1,0.01\n"
+        "step,phase,grad_norm,loss_scale,overflow,step_time_s,data_time_s\n"
+        "1,compile,99,65536,0,9.0,8.0\n2,train,1,1024,0,0.2,0.02\n3,train,2,1024,0,0.2,0.02\n"
+        "4,train,inf,2048,1,0.3,0.03\n5,train,4,512,0,0.1,0.01\n"
     )
     learned = learn([tmp_path], peak_memory_bytes=5)
     assert learned.step_time_s == 0.2
