@@ -31,6 +31,8 @@ _REASONS = {
     **dict.fromkeys(("num_devices", "devices_per_node", "device", "device_memory"), _MACHINE),
     "gradient_accumulation_steps": "it is micro_batch_num here, which follows from "
     + DERIVED["micro_batch_num"],
+    "micro_batch_interleave_num": "MindFormers' gradient norm, which is clipped, grows with it, "
+    "so that configs would not train alike; it stays as the base config has it",
 }  # fmt: skip
 """Names of other things in a training that one might want to search -> why they are not."""
 
@@ -47,6 +49,8 @@ _ALIASES = {
     "mbs": "micro_batch_size", "batch_size": "micro_batch_size",
     "zero": "optimizer_sharding", "zero_stage": "optimizer_sharding",
     "enable_parallel_optimizer": "optimizer_sharding", "dtype": "precision",
+    "compute_dtype": "precision", "select_recompute": "recompute",
+    "num_parallel_workers": "data_workers",
     "activation_checkpointing": "recompute", "offload": "optimizer_offload",
     "num_workers": "data_workers", "prefetch_size": "prefetch",
 }  # fmt: skip

@@ -85,6 +85,8 @@ def test_candidates_keep_their_order_lose_repeats_and_take_any_spelling():
         ({"seq_length": [512]}, "'seq_length' cannot be searched: all configs train one model"),
         ({"num_devices": [2, 4]}, "'num_devices' cannot be searched: it is the machine's"),
         ({"gradient_accumulation_steps": [2]}, "it is micro_batch_num here"),
+        ({"micro_batch_interleave_num": [2]}, "gradient norm, which is clipped, grows with it"),
+        ({"compute_dtype": ["float16"]}, "did you mean precision"),
         (
             {"data_parallel": ["many"]},
             "data_parallel must be a whole number of at least 1, but got 'many'",
