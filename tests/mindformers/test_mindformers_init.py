@@ -114,6 +114,27 @@ def test_the_global_batch_follows_mindformers_identity(changes, batch):
     assert base.batch(16).global_batch_size == batch
 
 
+def test_lists_with_a_row_per_chunk_go_through_and_back(init):
+    rows, repeated = [[0, 1, 0, 0], [0, 0, 1, 0]], [[1, 0, 0, 0], [0, 0, 0, 1]]
+    chunks = {"pipeline_interleave": True, "pipeline_scheduler": "1f1b"}
+    code, setup, told = init(
+        content(
+            parallel__pipeline_config=chunks,
+            model__model_config__pp_interleave_num=2,
+            model__model_config__offset=rows,
+            recompute_config__recompute=repeated,
+        )
+    )
+    assert code == 0, told
+    assert setup.base["offset"] == "0/1/0/0+0/0/1/0"
+    assert setup.base["recompute"] == "layers:1/0/0/0+0/0/0/1"
+    assert not explain(setup.space, setup.base).rejected
+    tree = setup.config.merged(setup.config.overrides(setup.knobs(setup.base)))
+    assert tree["model"]["model_config"]["offset"] == rows
+    assert tree["recompute_config"]["recompute"] == repeated
+    assert tree["parallel"]["pipeline_config"] == chunks
+
+
 def test_interleaved_parts_belong_to_the_micro_batch(init):
     _, setup, told = init(content(use_legacy=True, micro_batch_interleave_num=2))
     assert setup.base["micro_batch_size"] == 2
