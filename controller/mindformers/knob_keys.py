@@ -16,6 +16,7 @@ from mindtune.controller.mindformers.base_yaml import Batch, MindFormersYaml
 from mindtune.controller.mindformers.keys import KnobKeys
 from mindtune.controller.mindformers.recompute_keys import add_recompute
 from mindtune.search.space import divisors
+from mindtune.search.stage_list import parse_stage_list
 
 __all__ = ["knob_keys"]
 
@@ -217,7 +218,7 @@ def _chunks(keys: KnobKeys, base: MindFormersYaml) -> None:
 
 def _offset(keys: KnobKeys, base: MindFormersYaml, model: Mapping[str, Any] | None) -> None:
     told = base.section("model.model_config").get("offset", 0)
-    if isinstance(told, int) and told != 0:
+    if told and not _is_stage_list(told):
         keys.notes.append(
             f"model.model_config.offset = {told!r} is neither 0 nor a list per stage: it stays."
         )
@@ -227,6 +228,14 @@ def _offset(keys: KnobKeys, base: MindFormersYaml, model: Mapping[str, Any] | No
     own = [] if not told else [told]
     keys.space["offset"] = ["even", *(["balanced"] if model else []), *own]
     keys.map(base, "model.model_config.offset", "offset")
+
+
+def _is_stage_list(value: Any) -> bool:
+    try:
+        parse_stage_list(value if isinstance(value, list) else None)
+    except ValueError:
+        return False
+    return True
 
 
 def _data(keys: KnobKeys, base: MindFormersYaml) -> None:

@@ -133,6 +133,12 @@ def _old_llama_mlp(
         return
     width = 4 * block["hidden_size"]
     multiplier, multiple = config.get("ffn_dim_multiplier"), config.get("multiple_of", 256)
+    if (
+        not isinstance(multiple, int)
+        or multiple < 1
+        or not isinstance(multiplier, (int, float, type(None)))
+    ):
+        return
     if multiplier is not None:
         width = int((multiplier + 0.01) * width)
     block["intermediate_size"] = multiple * -(-int(2 * width / 3) // multiple)

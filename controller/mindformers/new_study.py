@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mindtune.controller.contract import write_atomic
+from mindtune.controller.errors import ConfigError
 from mindtune.controller.mindformers.base_yaml import MindFormersYaml
 from mindtune.controller.mindformers.study_text import study_text
 from mindtune.controller.trials.study_setup import load_study
@@ -35,6 +36,9 @@ def write_study(base: Path, out: Path, *, num_devices: int | None = None) -> lis
         write_atomic(unchecked, text)
         setup = load_study(unchecked)
         unchecked.replace(out)
+    except ConfigError as error:
+        told = str(error).replace(str(unchecked), f"the study of {base}")
+        raise ConfigError(told) from None
     finally:
         unchecked.unlink(missing_ok=True)
     rejected = explain(setup.space, setup.base).rejected

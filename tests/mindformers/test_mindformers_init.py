@@ -2,6 +2,7 @@
 
 import copy
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import yaml
 
 from mindtune.controller.cli.app import main
 from mindtune.controller.contract import StudyFile, read_document
+from mindtune.controller.errors import ConfigError
 from mindtune.controller.mindformers.base_yaml import MindFormersYaml
+from mindtune.controller.mindformers.new_study import write_study
 from mindtune.controller.trials.study_setup import load_study
 from mindtune.search.constraints import explain
 
@@ -166,6 +169,7 @@ def test_what_is_unusual_is_named_and_left_alone(init):
           "recompute_config__recompute": ["x"]}, "one step in sink_size = 4", "recompute"),
         ({"runner_config__sink_mode": True, "context__device_target": "CPU",
           "recompute_config__recompute": ["x"]}, "many times too long", "recompute"),
+        ({"model__model_config__offset": [0, "x", 1, 0]}, "[0, 'x', 1, 0] is neither", "offset"),
         ({"swap_config__swap": True}, "a list names layers", "recompute"),
         ({"model__model_config__pp_interleave_num": 2}, "does not count", "pp_interleave_num"),
         ({"model__model_config__offset": 2, "model__model_config__num_hidden_layers": 16},
@@ -228,6 +232,40 @@ def test_devices_are_taken_from_the_degrees_or_asked_for(init):
     assert (code, setup.study.training.global_batch_size) == (0, 16)
 
 
+ODD = (None, 0, 2, -1, True, "x", "", [], [1, 2, 3, 4], [[1, 0], [0, 1]], {"a": 1}, 1.5, 10**12)
+
+
+def entries(node):
+    """Yield every place of a tree: container and key."""
+    keys = list(node) if isinstance(node, dict) else range(len(node))
+    for key in keys:
+        yield node, key
+        if isinstance(node[key], (dict, list)):
+            yield from entries(node[key])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_stands_in_a_yaml_the_study_loads_or_the_yaml_is_refused(tmp_path, seed):
+    draw = random.Random(seed)
+    written, refusals = 0, []
+    for _ in range(12):
+        tree = content(draw.choice(["pipeline.yaml", "single.yaml"]))
+        node, key = draw.choice(list(entries(tree)))
+        node[key] = draw.choice(ODD)
+        (tmp_path / "base.yaml").write_text(yaml.safe_dump(tree))
+        out = tmp_path / "study.yaml"
+        out.unlink(missing_ok=True)
+        try:
+            write_study(tmp_path / "base.yaml", out)
+        except ConfigError as error:
+            refusals.append((str(error), out.exists()))
+        else:
+            written += 1
+            load_study(out)
+    assert all("base.yaml" in told and not exists for told, exists in refusals), refusals
+    assert written > len(refusals)
+
+
 @pytest.mark.parametrize(
     ("tree", "told"),
     [
@@ -236,6 +274,10 @@ def test_devices_are_taken_from_the_degrees_or_asked_for(init):
         (content(parallel__parallel_mode=7), "parallel.parallel_mode must be one of"),
         (content(parallel_config__pipeline_stage=0), "must be a whole number of at least 1"),
         (content(model=["x"]), "model must be a section of keys"),
+        (
+            content("single.yaml", train_dataset__prefetch_size=10**12),
+            "base.yaml is not valid: space prefetch must be a whole number of at most",
+        ),
     ],
 )
 def test_what_is_not_mindformers_is_refused_and_nothing_written(init, tmp_path, tree, told):
