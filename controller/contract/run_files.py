@@ -86,6 +86,8 @@ class BestConfig(Document):
 
     command: Command
     launcher: Literal["none", "msrun", "slurm"] = "none"
+    devices_per_node: int | None = Field(default=None, gt=0)
+    """Ranks that Slurm starts on each node; null: all on one."""
     callback: Literal["mindformers"] | None = None
     """mindformers: `mindtune run` puts our callback into the MindFormers YAML of the run."""
     base_config: str | None = None

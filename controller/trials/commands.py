@@ -115,19 +115,39 @@ def trial_environment(
 
 
 def msrun_command(
-    command: Sequence[str], *, num_ranks: int, rank_dir: Path, port: int, cluster_timeout_s: float
+    command: Sequence[str],
+    *,
+    num_ranks: int,
+    rank_dir: Path,
+    port: int,
+    cluster_timeout_s: float,
+    local_ranks: int | None = None,
+    master: str = "127.0.0.1",
+    node: int = 0,
 ) -> list[str]:
-    """Return `command` on `num_ranks` ranks of this machine under msrun.
+    """Return `command` under msrun.
 
     Every process is started through `rank_process`, which keeps its exit code in `rank_dir`.
+
+    Args:
+        command: program and arguments.
+        num_ranks: ranks in all.
+        rank_dir: for logs and exit codes.
+        port: of the scheduler.
+        cluster_timeout_s: longest time for the ranks to find together.
+        local_ranks: ranks of this machine; None: all.
+        master: address of the machine whose msrun runs the scheduler: that of node 0.
+        node: number of this machine.
     """
     # msrun takes only these names for an interpreter and looks them up on the path.
     has_python = (Path(sys.executable).parent / _INTERPRETER).exists()
     return [
         sys.executable, "-m", "mindspore.parallel.cluster.run",
         f"--worker_num={num_ranks}",
-        f"--local_worker_num={num_ranks}",
+        f"--local_worker_num={num_ranks if local_ranks is None else local_ranks}",
+        f"--master_addr={master}",
         f"--master_port={port}",
+        *([] if local_ranks in (None, num_ranks) else [f"--node_rank={node}"]),
         f"--log_dir={rank_dir}",
         "--join=True",
         # The number of a rank that does not exist: copies of the logs are of no use, and the

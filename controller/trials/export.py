@@ -105,6 +105,7 @@ def _best_config(
     return BestConfig(
         command=relocated_command(study.trial.command, old=root, new=target),
         launcher=study.trial.launcher,
+        devices_per_node=study.cluster.devices_per_node,
         callback=study.trial.callback,
         base_config=base_config and relocated(base_config, old=root, new=target),
         overrides=TrialConfig(study, root, {}).overrides(chosen.knobs),

@@ -25,6 +25,7 @@ from mindtune.controller.trials.failure_text import read_tail
 from mindtune.controller.trials.preflight import check_launcher, check_ranks
 from mindtune.controller.trials.process_tree import end_processes, marked
 from mindtune.controller.trials.protocol import SupervisorReport, SupervisorSpec
+from mindtune.controller.trials.slurm import cancel_job, srun_command
 
 __all__ = ["LaunchReport", "launch"]
 
@@ -70,6 +71,7 @@ def launch(
     deadline_s: float,
     num_ranks: int = 1,
     launcher: Literal["none", "msrun", "slurm"] = "none",
+    ranks_per_node: int | None = None,
     env: Mapping[str, str] | None = None,
     should_stop: Callable[[], str | None] | None = None,
     interrupt: threading.Event | None = None,
@@ -90,6 +92,7 @@ def launch(
         deadline_s: longest time from there to the end.
         num_ranks: ranks that msrun is to start; 1 starts the plain command.
         launcher: what to put in front of the command.
+        ranks_per_node: ranks that Slurm is to start on each node; None: all on one.
         env: variables on top of this process's own.
         should_stop: asked four times a second; a text stops the trial for that reason (pruned).
         interrupt: ends the trial within 5 s once it is set (interrupted): Ctrl-C reaches the main
@@ -105,7 +108,8 @@ def launch(
     trial_dir = trial_dir.resolve()
     trial_dir.mkdir(parents=True, exist_ok=True)
     _clear(trial_dir, _LEFTOVERS if in_trial else _RANK_LEFTOVERS)
-    with_msrun = launcher == "msrun" and num_ranks > 1
+    with_slurm = launcher == "slurm"
+    with_ranks = with_slurm or (launcher == "msrun" and num_ranks > 1)
     rank_dir = trial_dir / "ranks"
     mark = f"{ENV_MARK}={uuid.uuid4().hex}"
     spec = SupervisorSpec(
@@ -118,27 +122,41 @@ def launch(
         parent_pid=os.getpid(),
         startup_deadline_s=startup_deadline_s,
         deadline_s=deadline_s,
-        rank_dir=str(rank_dir) if with_msrun else None,
+        rank_dir=str(rank_dir) if with_ranks else None,
         num_ranks=num_ranks,
+        job_name=f"mindtune_{uuid.uuid4().hex[:12]}" if with_slurm else None,
         stop_grace_s=stop_grace_s,
         is_trial=in_trial,
     )
     if not in_trial:
         spec = replace(spec, failure_grace_s=_RUN_FAILURE_GRACE_S)
-    if not with_msrun:
+    if not with_ranks:
         supervised, reason = _run_supervisor(spec, should_stop, interrupt)
         return _report(spec, supervised, reason, attempts=1)
 
     def start(remaining_s: float) -> tuple[SupervisorReport, str | None]:
         rank_dir.mkdir(exist_ok=True)
-        wrapped = msrun_command(
-            command,
-            num_ranks=num_ranks,
-            rank_dir=rank_dir,
-            port=free_port(),
-            # Half of the time, so that a second attempt has a chance.
-            cluster_timeout_s=min(remaining_s / 2, _LONGEST_MEETING_S),
-        )
+        # Half of the time, so that a second attempt has a chance.
+        meeting_s = min(remaining_s / 2, _LONGEST_MEETING_S)
+        if spec.job_name is None:
+            wrapped = msrun_command(
+                command,
+                num_ranks=num_ranks,
+                rank_dir=rank_dir,
+                port=free_port(),
+                cluster_timeout_s=meeting_s,
+            )
+        else:
+            wrapped = srun_command(
+                command,
+                num_ranks=num_ranks,
+                ranks_per_node=ranks_per_node,
+                rank_dir=rank_dir,
+                port=free_port(),
+                cluster_timeout_s=meeting_s,
+                job_name=spec.job_name,
+                time_limit_s=remaining_s + deadline_s,
+            )
         return _run_supervisor(
             replace(spec, command=wrapped, startup_deadline_s=remaining_s),
             should_stop,
@@ -251,6 +269,8 @@ def _run_supervisor(
         report = SupervisorReport.from_line(answer.decode())
         return report, reason if report.ended_by == "stop" else None
     # The supervisor itself was killed: nobody else ends its tree.
+    if spec.job_name is not None:
+        cancel_job(spec.job_name)
     left = end_processes(lambda: marked(spec.mark), grace_s=_SUPERVISOR_GRACE_S)
     return (
         SupervisorReport(

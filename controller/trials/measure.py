@@ -140,6 +140,7 @@ class Measurer:
             deadline_s=plan.deadline_s,
             num_ranks=num_ranks(knobs),
             launcher=trial.launcher,
+            ranks_per_node=self.setup.study.cluster.devices_per_node,
             env={**self.slot, **self.setup.config.environment(knobs, folder=folder)},
             should_stop=_watch(folder, plan, bar, on_progress),
         )

@@ -7,6 +7,7 @@ failed is a crash whose measurements are kept.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ from mindtune.search.knobs import KnobValue, canonical_or_derived
 __all__ = ["TrialOutcome", "differing_knobs", "judge", "record_outcome"]
 
 _RSS = "rss"
+_SLURM_OOM = re.compile(r"slurmstepd: error: Detected \d+ oom[_-]kill event")
+_SLURM_ERROR = re.compile(r"^srun: error: .*", re.MULTILINE)
 _NEAR_LIMIT = 0.8
 """Share of the machine's memory from which on an unexplained SIGKILL is taken for the kernel's."""
 
@@ -248,6 +251,9 @@ def _killed_for_memory(report: LaunchReport, code: int | None) -> bool:
     supervised = report.supervised
     if code != -signal.SIGKILL:
         return False
+    # Of another machine, Slurm tells: "Detected 1 oom_kill event in StepId=...".
+    if _SLURM_OOM.search(read_tail(report.trial_dir / "stderr.log")):
+        return True
     limit = supervised.memory_limit_bytes
     used = max(supervised.peak_rss_bytes, supervised.peak_tree_rss_bytes)
     return supervised.kernel_oom_kills > 0 or (limit is not None and used >= _NEAR_LIMIT * limit)
@@ -270,7 +276,8 @@ def _logged_exception(report: LaunchReport, processes: Iterable[str]) -> str | N
             found = last_exception(read_tail(path))
             if found is not None:
                 return found
-    return None
+    refused = _SLURM_ERROR.search(read_tail(report.trial_dir / "stderr.log"))
+    return refused[0] if refused else None
 
 
 def _memory(report: LaunchReport, result: TrialResult | None) -> tuple[int | None, str | None]:

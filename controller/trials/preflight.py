@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from collections.abc import Mapping
 
 from mindtune.controller.contract import PolicySection
@@ -15,6 +16,7 @@ from mindtune.search.knobs import KnobValue
 __all__ = ["check_batch", "check_launcher", "check_policies", "check_ranks"]
 
 _BATCH_FACTORS = ("data_parallel", "micro_batch_size", "micro_batch_num")
+_SLURM = ("srun", "scancel")
 _MOST_DEVICES = 16
 """In one machine: 16 in the largest servers of Ascend and NVIDIA (Atlas 900 A2 and DGX-2)."""
 _RANKS_PER_CORE = 8
@@ -25,12 +27,13 @@ def check_launcher(launcher: str) -> None:
     """Refuse a launcher that this process cannot put in front of a command.
 
     Raises:
-        ConfigError: it is Slurm, which starts ranks on machines that nobody here supervises.
+        ConfigError: it is Slurm, and its commands are not here.
     """
-    if launcher == "slurm":
+    missing = [name for name in _SLURM if shutil.which(name) is None]
+    if launcher == "slurm" and missing:
         raise ConfigError(
-            "launcher must be none or msrun, but got slurm; use none with a command that calls "
-            "srun itself."
+            f"launcher slurm needs {' and '.join(missing)} on the PATH, but they are not there; "
+            "start it on a machine of the cluster, or use launcher none or msrun."
         )
 
 

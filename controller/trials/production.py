@@ -123,7 +123,6 @@ def _checked(content: object, *, source: str) -> tuple[BestConfig, tuple[AnyFaul
     best, live = split_best_config(content, source=source)
     knobs = {name: canonical_or_derived(name, value) for name, value in best.knobs.items()}
     check_batch(knobs)
-    check_launcher(best.launcher)
     check_ranks(best.launcher, num_ranks(knobs))
     check_policies(best.policies)
     if best.callback == "mindformers":
@@ -158,6 +157,7 @@ def run_best_config(
             is left behind.
     """
     plan = read_best_config(best)
+    check_launcher(plan.best.launcher)
     out = out.resolve()
     command = resolve_command(
         plan.best.command, config=out / "config.yaml", base_dir=best.parent.resolve()
@@ -202,6 +202,7 @@ def _run(plan: RunPlan, out: Path, command: list[str], *, best: Path, mode: str)
             deadline_s=math.inf,
             num_ranks=num_ranks(plan.best.knobs),
             launcher=plan.best.launcher,
+            ranks_per_node=plan.best.devices_per_node,
             env=environment,
             in_trial=False,
         )

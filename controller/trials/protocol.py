@@ -37,12 +37,14 @@ class SupervisorSpec:
     """The environment entry ("NAME=value") that all its processes carry."""
     parent_pid: int
     startup_deadline_s: float
-    """From the start to the first progress."""
+    """From the start to the first progress; a Slurm job starts when its wait in the queue ends."""
     deadline_s: float
     """From the first progress to the end."""
     rank_dir: str | None = None
     """Where the ranks' exit files appear; None: the command is the only rank known."""
     num_ranks: int = 1
+    job_name: str | None = None
+    """Name of the Slurm job that the command waits for and runs in; None: it runs here at once."""
     is_trial: bool = True
     """Whether an interruption is recorded in trial.json."""
     stop_grace_s: float = 10.0

@@ -1,9 +1,9 @@
 """Stand between msrun and one of its processes to keep what msrun loses.
 
-Started by msrun as `python -m mindtune.controller.trials.rank_process DIR COMMAND...`, once per
-rank and once for the scheduler. It runs the command and leaves `DIR/exit.NAME.json` with the exit
-code and the peak memory; msrun itself always exits with 1. It also lets msrun, which only knows
-how to start `python SCRIPT`, start any program.
+Started as `python -m mindtune.controller.trials.rank_process DIR COMMAND...`: by msrun once per
+rank and once for the scheduler, by srun for a rank that is alone. It runs the command and leaves
+`DIR/exit.NAME.json` with the exit code and the peak memory; msrun itself always exits with 1. It
+also lets msrun, which only knows how to start `python SCRIPT`, start any program.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ def _run(command: list[str]) -> int:
 def main() -> None:
     """Run the command given on the command line and record how it ended."""
     rank_dir, command = Path(sys.argv[1]), sys.argv[2:]
+    name = _name()
+    (rank_dir / f"begun.{name}").touch()
     # The command gets the signal itself (the whole tree is signalled): this process only has to
     # stay until the code is known. A handler, unlike SIG_IGN, is not passed on to the command.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -65,7 +67,6 @@ def main() -> None:
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
         "ended_at": time.monotonic(),
     }
-    name = _name()
     partial = rank_dir / f".{name}.{os.getpid()}"
     partial.write_text(json.dumps(record))
     partial.replace(rank_dir / f"exit.{name}.json")

@@ -25,7 +25,7 @@ from mindtune.controller.trials.export import export
 from mindtune.controller.trials.identity import keep_identity, study_identity
 from mindtune.controller.trials.local_workers import WORKERS, LocalWorkers, choose_slots
 from mindtune.controller.trials.peak import PeakFile, needs_measuring, resolve_peak
-from mindtune.controller.trials.preflight import check_ranks
+from mindtune.controller.trials.preflight import check_launcher, check_ranks
 from mindtune.controller.trials.progress import (
     CalibrationStarted,
     Listener,
@@ -100,6 +100,7 @@ def run_study(
     """
     setup = load_study(study_file)
     # Not in load_study: a space may be looked at on a smaller machine.
+    check_launcher(setup.study.trial.launcher)
     check_ranks(setup.study.trial.launcher, setup.study.cluster.num_devices)
     report = check(setup.space)
     if report.emptied_by is not None:

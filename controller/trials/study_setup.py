@@ -12,7 +12,7 @@ from mindtune.controller.contract import StudyFile, read_document, read_yaml
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.metrics.peaks import peak_flops
 from mindtune.controller.trials.commands import resolve_command
-from mindtune.controller.trials.preflight import check_launcher, check_policies
+from mindtune.controller.trials.preflight import check_policies
 from mindtune.controller.trials.trial_config import TrialConfig
 from mindtune.search.facts import Cluster, Limits, StudyFacts, Training
 from mindtune.search.knobs import Config, KnobValue
@@ -76,7 +76,6 @@ def load_study(path: Path) -> StudySetup:
     space = _space(study, folder, study_facts(study, known), base)
     setup = StudySetup(path, study, config, base, space)
     setup.trial_command(folder / "config.yaml")
-    check_launcher(study.trial.launcher)
     checkpoint = study.trial.load_checkpoint
     if checkpoint is not None and not (folder / checkpoint).exists():
         raise ConfigError(

@@ -36,6 +36,7 @@ from mindtune.controller.trials.process_tree import (
     rss_bytes,
 )
 from mindtune.controller.trials.protocol import EndedBy, SupervisorReport, SupervisorSpec
+from mindtune.controller.trials.slurm import cancel_job
 
 __all__ = ["main", "supervise"]
 
@@ -60,6 +61,7 @@ class _Supervision:
         self.sampled_at = 0.0
         self.ordered: EndedBy | None = None
         self.orphaned = False
+        self.is_queued = spec.job_name is not None
 
     def start(self) -> None:
         """Start the command.
@@ -161,6 +163,8 @@ class _Supervision:
         if self.is_over():
             return "exit"
         now = time.monotonic()
+        if self.is_queued and any(Path(self.spec.rank_dir or ".").glob("begun.*")):
+            self.is_queued, self.started = False, now
         if self.failed_at is None and self.has_failure():
             self.failed_at = now
         if self.failed_at is not None and now - self.failed_at >= self.spec.failure_grace_s:
@@ -168,7 +172,8 @@ class _Supervision:
         if self.progress_at is None and self.made_progress():
             self.progress_at = now
         if self.progress_at is None:
-            if now - self.started >= self.spec.startup_deadline_s:
+            late = now - self.started >= self.spec.startup_deadline_s
+            if late and not self.is_queued:
                 return "startup_deadline"
         elif now - self.progress_at >= self.spec.deadline_s:
             return "deadline"
@@ -196,6 +201,8 @@ class _Supervision:
     def end(self, ended_by: EndedBy) -> SupervisorReport:
         """End whatever is left of the tree and report."""
         own_exits = tuple(self.exits)
+        if self.spec.job_name is not None and ended_by != "exit":
+            cancel_job(self.spec.job_name)
         hurried_at: float | None = None
 
         def between() -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.identity import study_identity
 from mindtune.controller.trials.local_workers import WORKERS, LocalWorkers, choose_slots
-from mindtune.controller.trials.preflight import check_ranks
+from mindtune.controller.trials.preflight import check_launcher, check_ranks
 from mindtune.controller.trials.progress import Listener, StudyNote
 from mindtune.controller.trials.storage import storage_address, storage_errors
 from mindtune.controller.trials.study_folder import StudyFolder
@@ -49,6 +49,7 @@ def run_worker(
     """
     emit = on_event or (lambda _event: None)
     setup = load_study(study_file)
+    check_launcher(setup.study.trial.launcher)
     check_ranks(setup.study.trial.launcher, setup.study.cluster.num_devices)
     setting = storage or setup.study.study.storage
     if setting is None:

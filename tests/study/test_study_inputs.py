@@ -95,7 +95,6 @@ def test_key_that_the_base_config_lacks_is_refused_with_near_misses(tiny):
         ({"trial": {"command": ["python", "gone.py"]}}, r"gone.py"),
         ({"trial": {"base_config": "gone.yaml"}}, r"gone.yaml must exist"),
         ({"trial": {"load_checkpoint": "gone.ckpt"}}, r"load_checkpoint must exist"),
-        ({"trial": {"launcher": "slurm"}}, r"launcher must be none or msrun"),
         ({"space": {"candidates": "gone.csv"}}, r"gone.csv must be a readable CSV"),
         ({"study": {"trails": 3}}, r"unknown key 'trails' at study; allowed: name, trials"),
         ({"trial": {"deadline": "10 parsecs"}}, r"must be a duration"),

@@ -365,7 +365,6 @@ def test_mindformers_file_is_its_own_merged_config(project):
         ({"base_config": "gone.yaml"}, "gone.yaml must exist"),
         ({"command": ["python", "gone.py"]}, "gone.py"),
         ({"schema": 9}, "schema"),
-        ({"launcher": "slurm"}, "launcher must be none or msrun"),
         ({"policies": {"gradient_nrom": {}}}, "gradient_nrom"),
         ({"knobs": {"micro_batch_size": 0}}, "micro_batch_size"),
         ({"knobs": {"micro_batch_num": "abc"}}, "micro_batch_num must be a whole number"),

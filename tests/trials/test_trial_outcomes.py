@@ -10,7 +10,6 @@ import time
 import pytest
 
 from mindtune.controller.contract import TrialRecord, TrialResult, read_document
-from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials import log_result
 from mindtune.controller.trials.launcher import launch
 from mindtune.controller.trials.learned import learn
@@ -450,11 +449,6 @@ leave(message="|".join([os.getcwd(), os.environ["MINDTUNE_TRIAL_DIR"], os.enviro
     )
     folder = str(program.trial_dir)
     assert outcome.record.message == f"{folder}|{folder}|7|{{PRE_ACT:1}}"
-
-
-def test_slurm_is_refused_with_a_remedy(program):
-    with pytest.raises(ConfigError, match="launcher must be none or msrun"):
-        program.launch("pass", launcher="slurm")
 
 
 def test_msrun_with_one_rank_starts_the_plain_command(program):

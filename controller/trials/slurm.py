@@ -1,0 +1,98 @@
+"""Put Slurm in front of a command: srun waits for devices, starts one process per node, and ends.
+
+Theory of operation. srun is started in the foreground, under the supervisor as any command. With
+one rank it runs the command itself; with more it runs `slurm_node` once per node, which starts
+that node's ranks with msrun. The job bears a name of its own, by which it is cancelled: killing
+srun alone may leave the job running. Partition, account and devices are the user's own, by srun's
+variables (SLURM_PARTITION, SLURM_ACCOUNT, SLURM_GRES ...). The trial's folder has to be on a file
+system that all nodes share. Standard library only: the supervisor cancels too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["cancel_job", "num_nodes", "srun_command"]
+
+_ANSWER_S = 3.0
+"""Longest wait for Slurm's controller where a tree has to be over within 5 s."""
+
+
+def num_nodes(num_ranks: int, ranks_per_node: int | None) -> int:
+    """Return on how many nodes the ranks run; None: all on one."""
+    return math.ceil(num_ranks / (ranks_per_node or num_ranks))
+
+
+def srun_command(
+    command: Sequence[str],
+    *,
+    num_ranks: int,
+    ranks_per_node: int | None,
+    rank_dir: Path,
+    port: int,
+    cluster_timeout_s: float,
+    job_name: str,
+    time_limit_s: float,
+) -> list[str]:
+    """Return `command` under srun.
+
+    Args:
+        command: program and arguments, ready to run.
+        num_ranks: ranks in all.
+        ranks_per_node: ranks of a full node; None: all ranks are on one.
+        rank_dir: where logs and exit files of the ranks appear.
+        port: TCP port of msrun's scheduler on the first node.
+        cluster_timeout_s: longest time for the ranks to find together.
+        job_name: name that the job is cancelled by.
+        time_limit_s: Slurm ends the job after it, whatever becomes of this machine; inf: never.
+    """
+    nodes = num_nodes(num_ranks, ranks_per_node)
+    srun = [
+        "srun", f"--job-name={job_name}", f"--nodes={nodes}", f"--ntasks={nodes}",
+        "--ntasks-per-node=1", "--export=ALL", "--kill-on-bad-exit=0", "--unbuffered",
+        "--input=none",
+    ]  # fmt: skip
+    if math.isfinite(time_limit_s):
+        srun.append(f"--time={math.ceil(time_limit_s / 60) + 1}")
+    if num_ranks == 1:
+        log = rank_dir / "worker_0.log"
+        program = [sys.executable, "-m", "mindtune.controller.trials.rank_process", str(rank_dir)]
+        return [*srun, f"--output={_escaped(log)}", *program, *command]
+    return [
+        *srun, sys.executable, "-m", "mindtune.controller.trials.slurm_node", str(rank_dir),
+        str(num_ranks), str(ranks_per_node or num_ranks), str(port), f"{cluster_timeout_s:.0f}",
+        *command,
+    ]  # fmt: skip
+
+
+def _escaped(path: Path) -> str:
+    """Return a path in which srun replaces nothing: `%` and backslash are its own."""
+    return str(path).replace("\\", "\\\\").replace("%", "%%")
+
+
+def cancel_job(name: str) -> None:
+    """Cancel the job of a name, or the step of a name in the job that this process is in."""
+    _ask("scancel", "--quiet", f"--name={name}")
+    own = os.environ.get("SLURM_JOB_ID")
+    if own is not None:
+        steps = _ask("squeue", "--noheader", "--steps", f"--jobs={own}", "--format=%i %j")
+        for line in steps.splitlines():
+            step, _, called = line.strip().partition(" ")
+            if called == name:
+                _ask("scancel", "--quiet", step)
+
+
+def _ask(*command: str) -> str:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=_ANSWER_S, check=False,
+        )  # fmt: skip
+        return done.stdout
+    return ""
