@@ -52,9 +52,9 @@ class Measurement:
 
 
 _TIME_SPREADS = TimeRates(
-    compute=0.24, attention=0.7, traffic=0.7, near_exchange=0.8, far_exchange=0.5, context=0.8,
-    pipeline=0.8, expert=1.1, launch=0.7, synchronization=0.7, pipelined_synchronization=1.0,
-    message=1.1, stall=2.5, sharded_stall=2.5, near_gradients=0.9, far_gradients=1.0,
+    compute=0.24, attention=0.7, traffic=0.7, near_exchange=0.8, far_exchange=0.55, context=0.8,
+    pipeline=0.8, expert=0.95, launch=0.7, synchronization=0.7, pipelined_synchronization=1.0,
+    message=1.1, stall=2.5, sharded_stall=2.5, near_gradients=0.9, far_gradients=1.1,
     optimizer=1.0, step=1.1,
 )  # fmt: skip
 _MEMORY_SPREADS = MemoryRates(

@@ -57,7 +57,7 @@ class TimeRates:
     far_exchange: float = 2.7
     context: float = 1.5
     pipeline: float = 1.7
-    expert: float = 4.9
+    expert: float = 3.8
     launch: float = 2.1
     synchronization: float = 0.98
     pipelined_synchronization: float = 3.0
@@ -65,7 +65,7 @@ class TimeRates:
     stall: float = 0.02
     sharded_stall: float = 0.02
     near_gradients: float = 2.2
-    far_gradients: float = 7.8
+    far_gradients: float = 8.0
     optimizer: float = 2.5
     step: float = 2.2
 
@@ -299,9 +299,17 @@ class _Step:
     def _experts(self) -> float | None:
         experts = layout.expert_parallel(self._config)
         # Dispatch and combine, forward and backward: four all-to-alls per layer.
-        sent = 4.0 * self._layers * (experts - 1) / experts * self._rounds
         routed = self._model.active_experts * self._activation / self._tensor
-        return _sum(self._group(sent * routed, experts, self._tensor))
+        sent = 4.0 * self._layers * self._rounds * routed / experts
+        # Every rank sends over its own link, unlike in a ring.
+        cluster = self._cluster
+        in_node = max(min(experts, cluster.node_size // self._tensor), 1)
+        return _sum(
+            (
+                _seconds(sent * (in_node - 1), cluster.intra_node_bandwidth),
+                _seconds(sent * (experts - in_node), cluster.inter_node_bandwidth),
+            )
+        )
 
     def _held(self) -> float:
         model = self._model

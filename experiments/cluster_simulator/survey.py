@@ -54,15 +54,15 @@ class ProblemFigures:
     failures: float
     """Share of its trials that crash."""
     milliseconds: float
-    """Per config, the first time."""
+    """Of one core per config, the first time."""
 
 
 def figures(known: SimulatedProblem) -> ProblemFigures:
     """Return the figures of a problem."""
     configs = known.report.configs
-    started = time.perf_counter()
+    started = time.process_time()
     values = [known.true_value(entry.config) for entry in configs]
-    took = time.perf_counter() - started
+    took = time.process_time() - started
     kept, predicted, real, worth, errors = [], [], [], [], []
     for entry, value in zip(configs, values, strict=True):
         truth, guess = known.truth(entry.config), entry.prediction
@@ -126,7 +126,7 @@ _COLUMNS = (
     ("memory error", "memory_error", ".1%"),
     ("lost by rejection", "lost", ".1%"),
     ("noise", "noise", ".1%"),
-    ("ms a config", "milliseconds", ".2f"),
+    ("CPU ms a config", "milliseconds", ".2f"),
 )
 """Heading, field and format."""
 

@@ -417,6 +417,12 @@ def test_experts_are_reached_by_four_exchanges_a_layer():
     parts = time_parts(complete(data_parallel=8, expert_parallel=8), facts)
     assert parts.expert == pytest.approx(4 * 32 * 7 / 8 * 8 * 2 * 4096 * 4096 * 2 / 2e11)
     assert time_parts(complete(data_parallel=8), facts).expert == 0
+    # Of 32 ranks in four nodes each keeps 7 parts in its node and sends 24 over its own link.
+    wide = time_parts(complete(data_parallel=32, expert_parallel=32), dataclasses.replace(
+        facts, model=dataclasses.replace(moe, num_experts=32)
+    ))  # fmt: skip
+    part = 4 * 32 * 2 * 2 * 4096 * 4096 * 2 / 32
+    assert wide.expert == pytest.approx(part * (7 / 2e11 + 24 / 2.5e10))
 
 
 def test_what_is_unknown_stays_unknown_and_orders_still_exist():
