@@ -28,6 +28,7 @@ from mindtune.controller.contract import (
 )
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.mindformers.base_yaml import MindFormersYaml, is_mindformers
+from mindtune.controller.mindformers.batch_keys import settled
 from mindtune.controller.mindformers.plug_in import (
     ENV_REGISTER_PATH,
     check_command,
@@ -226,7 +227,7 @@ class TrialConfig:
                     f"overrides.{key}.values must spell every value of {target.knob}, but "
                     f"{knob_text(value)} is not among {', '.join(target.spelling.values)}; add it."
                 ) from None
-        return changed
+        return settled(changed, knobs) if self._names_mindformers else changed
 
     def environment(
         self, knobs: Mapping[str, KnobValue], *, folder: Path | None = None
@@ -259,10 +260,11 @@ class TrialConfig:
             set_key(tree, key, value, source=self.source, create=key in create)
         return tree
 
-    def _is_mindformers(self) -> bool:
-        """Whether the program is MindFormers' trainer, whose keys are known."""
+    @property
+    def _names_mindformers(self) -> bool:
+        """Whether the program is said to be MindFormers' trainer, whose keys are known."""
         named = self.study.trial.callback or self.study.constraints.framework
-        return named == "mindformers" and is_mindformers(self.base)
+        return named == "mindformers"
 
     def write(self, folder: Path, knobs: Mapping[str, KnobValue], plan: TrialPlan) -> Path:
         """Write config.yaml and knobs.yaml into a trial's folder.
@@ -272,7 +274,7 @@ class TrialConfig:
         """
         path = folder / "config.yaml"
         tree = self.merged(self.overrides(knobs))
-        if self._is_mindformers():
+        if self._names_mindformers and is_mindformers(self.base):
             base_config = self.base_dir / str(self.study.trial.base_config)
             folders = [base_config.resolve().parent, self.base_dir]
             tree = in_own_folder(tree, folders=folders, repeat=plan.repeat)

@@ -90,6 +90,7 @@ def test_a_config_reaches_every_key_that_must_agree(init):
     }
     assert not parallel["enable_parallel_optimizer"]
     assert (parts["data_parallel"], parts["micro_batch_num"]) == (4, 2)
+    assert tree["runner_config"]["gradient_accumulation_steps"] == 1  # ignored in a pipeline
     assert tree["recompute_config"]["recompute"] == [1, 1, 0, 0]
     own = tree["model"]["model_config"]
     assert own["pp_interleave_num"] == 2
@@ -115,6 +116,18 @@ def test_a_config_reaches_every_key_that_must_agree(init):
 def test_the_global_batch_follows_mindformers_identity(changes, batch):
     base = MindFormersYaml.of(content(**changes), source="x")
     assert base.batch(16).global_batch_size == batch
+
+
+def test_without_a_pipeline_the_micro_batches_are_accumulated(init):
+    _, setup, _ = init(content())
+    flat = {"data_parallel": 8, "model_parallel": 2, "pipeline_stage": 1, "micro_batch_size": 1,
+            "offset": "even", "recompute": "full", "use_seq_parallel": True,
+            "pp_interleave_num": 1, "optimizer_sharding": "optimizer"}  # fmt: skip
+    assert not explain(setup.space, flat).rejected
+    tree = setup.config.merged(setup.config.overrides(setup.knobs(flat)))
+    assert tree["runner_config"]["gradient_accumulation_steps"] == 2
+    assert tree["parallel_config"]["micro_batch_num"] == 1
+    assert MindFormersYaml.of(tree, source="x").batch(16).global_batch_size == 16
 
 
 def test_lists_with_a_row_per_chunk_go_through_and_back(init):
