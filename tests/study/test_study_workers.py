@@ -101,6 +101,32 @@ def test_workers_end_with_their_search_and_the_study_goes_on_later(tiny):
     tiny.check_complete(open_now, trials=5)
 
 
+def test_trials_side_by_side_get_devices_of_their_own(tiny, monkeypatch):
+    tiny.write(
+        trial={"repeats": 1},
+        study={"trials": 5},
+        cluster={"num_devices": 2, "device": "Ascend910B-A2", "allow_idle": True},
+        space={"micro_batch_size": [1, 2, 4], "recompute": ["none", "full"], "data_parallel": [1]},
+    )
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "6,4,2,0,7")
+    monkeypatch.setenv("TINY_SLEEP", "0.05")
+    with pytest.raises(ConfigError, match=r"--workers must be at most 2 here.*takes 2 of the 5"):
+        run_study(tiny.study_file, tiny.out, workers=3)
+    assert not tiny.out.exists()
+    run_study(tiny.study_file, tiny.out, workers=2)
+    tiny.check_complete(set(), trials=5)
+    running, seen = {}, set()
+    for line in tiny.log_file.read_text().splitlines():
+        kind, number, value, *_ = line.split()
+        if kind == "devices":
+            assert value not in running.values()
+            running[number] = value
+            seen.add(value)
+        elif kind == "end":
+            del running[number]
+    assert seen == {"6,4", "2,0"}
+
+
 def test_a_report_that_comes_too_late_is_dropped_and_the_study_goes_on(tiny):
     tiny.write(trial={"repeats": 1}, study={"trials": 3})
     notes = []
