@@ -76,8 +76,12 @@ class Usual:
     time_spreads: TimeRates = _TIME_SPREADS
 
 
-_Parts = tuple[tuple[MemoryParts, ...] | None, TimeParts | None]
-"""Memory of the stages that can be the worst, and time; None: unknown."""
+_Stages = tuple[MemoryParts, ...] | None
+"""Memory of the stages that can be the worst; None: unknown."""
+_Key = tuple[KnobValue | None, ...]
+_MEMORY_READS = tuple(name for name in COST_KNOBS if name != "comm_overlap")
+_TIME_READS = tuple(name for name in COST_KNOBS if name != "optimizer_offload")
+_UNSEEN = object()
 
 
 @dataclass(frozen=True)
@@ -91,38 +95,46 @@ class CostModel:
     """Measurements behind the corrections; 0: formulas alone."""
     usual: Usual = field(default_factory=Usual)
     """Where calibration starts from."""
-    _known: dict[tuple[KnobValue | None, ...], _Parts] = field(
+    _known_stages: dict[_Key, _Stages] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+    _known_times: dict[_Key, TimeParts | None] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
     """Parts by the knobs that decide them: most configs of a large space share theirs, and
-    models of the same facts share this table."""
+    models of the same facts share these tables."""
 
     def memory_parts(self, config: Config) -> MemoryParts | None:
         """Return the formula's parts of a complete config on its worst stage."""
-        stages = self.parts(config)[0]
+        stages = self.stage_parts(config)
         if stages is None:
             return None
         return max(stages, key=lambda parts: parts.total(self.memory_rates))
 
-    def time_parts(self, config: Config) -> TimeParts | None:
-        """Return the formula's parts of a complete config."""
-        return self.parts(config)[1]
+    def stage_parts(self, config: Config) -> tuple[MemoryParts, ...] | None:
+        """Return the parts of every stage that can be the worst, remembered; None: unknown."""
+        key = tuple(map(config.get, _MEMORY_READS))
+        known: Any = self._known_stages.get(key, _UNSEEN)
+        if known is _UNSEEN:
+            known = self._known_stages[key] = stage_memory(config, self.facts)
+        stages: tuple[MemoryParts, ...] | None = known
+        return stages
 
-    def parts(self, config: Config) -> _Parts:
-        """Return both formulas' parts of a complete config, remembered; None: unknown."""
-        key = tuple(map(config.get, COST_KNOBS))
-        known = self._known.get(key)
-        if known is None:
-            known = (stage_memory(config, self.facts), time_parts(config, self.facts))
-            self._known[key] = known
-        return known
+    def time_parts(self, config: Config) -> TimeParts | None:
+        """Return the formula's parts of a complete config, remembered; None: unknown."""
+        key = tuple(map(config.get, _TIME_READS))
+        known: Any = self._known_times.get(key, _UNSEEN)
+        if known is _UNSEEN:
+            known = self._known_times[key] = time_parts(config, self.facts)
+        step: TimeParts | None = known
+        return step
 
     def memory_bytes(self, config: Config) -> float | None:
         """Return the predicted memory of the worst rank.
 
         Rates are positive, so it cannot fall below what states alone take.
         """
-        stages = self.parts(config)[0]
+        stages = self.stage_parts(config)
         if stages is None:
             return None
         return max([parts.total(self.memory_rates) for parts in stages])
@@ -174,7 +186,7 @@ def calibrate(model: CostModel, measurements: Sequence[Measurement]) -> CostMode
     """
     stages, memories, steps, times = [], [], [], []
     for seen in measurements:
-        own, parts = model.parts(seen.config)
+        own, parts = model.stage_parts(seen.config), model.time_parts(seen.config)
         if own is not None and _is_measured(seen.memory_bytes):
             stages.append(own)
             memories.append(seen.memory_bytes)
@@ -197,7 +209,9 @@ def calibrate(model: CostModel, measurements: Sequence[Measurement]) -> CostMode
         time_rates=time_rates,
         calibrated_by=max(len(times), len(memories)),
     )
-    object.__setattr__(found, "_known", model._known)  # noqa: SLF001 - parts know no rates
+    # Parts know no rates.
+    object.__setattr__(found, "_known_stages", model._known_stages)  # noqa: SLF001
+    object.__setattr__(found, "_known_times", model._known_times)  # noqa: SLF001
     return found
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mindtune.search.history import memory_need
 from mindtune.search.knobs import KnobValue
 
-__all__ = ["Encoding", "Flags", "Floats", "Places"]
+__all__ = ["Encoding", "Flags", "Floats", "Places", "following"]
 
 _ATTENTION_ALONE = 0.9
 """Place of selective recomputation between none at 1 and full at 0: it adds a few percent."""
@@ -47,6 +47,26 @@ class Encoding:
         for column, (name, places) in enumerate(zip(self.names, self._places, strict=True)):
             rows[:, column] = [places[config[name]] for config in configs]
         return rows
+
+
+def following(encoding: Encoding, places: Places) -> frozenset[str]:
+    """Return the knobs that follow from another one in every config, and say nothing beside it.
+
+    In a list of candidates, sequence parallelism may stand wherever tensor parallelism does.
+    Counted as a knob of its own it would make one change look like two.
+    """
+    order = sorted(range(len(encoding.names)), key=lambda index: encoding.is_ordered[index])
+    sizes = [len(gaps) for gaps in encoding.gaps]
+    counts = [np.count_nonzero(np.bincount(places[:, index])) for index in order]
+    known = dict(zip(order, counts, strict=True))
+    gone: set[int] = set()
+    for index in order:
+        for other in set(order) - gone - {index}:
+            pairs = places[:, other].astype(np.int64) * sizes[index] + places[:, index]
+            if np.count_nonzero(np.bincount(pairs)) == known[other]:
+                gone.add(index)
+                break
+    return frozenset(encoding.names[index] for index in gone)
 
 
 def _axis(name: str, values: Sequence[KnobValue]) -> Floats | None:

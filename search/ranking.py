@@ -20,7 +20,7 @@ from mindtune.search.advice import ADVICE
 from mindtune.search.baseline import choose_baseline
 from mindtune.search.constraints import SpaceReport
 from mindtune.search.cost_model import COST_KNOBS, CostModel
-from mindtune.search.encoding import Encoding, Flags, Floats, Places
+from mindtune.search.encoding import Encoding, Flags, Floats, Places, following
 from mindtune.search.forecasts import memory_forecast, time_forecast
 from mindtune.search.history import MAX_STARTS, MEMORY_KNOBS, Attempt, infer
 from mindtune.search.knobs import Config, KnobValue
@@ -60,7 +60,7 @@ class Ranking:
     def __init__(self, report: SpaceReport) -> None:
         self.space = report.space
         self.cost = report.cost
-        self.encoding = Encoding(choices(report))
+        self._choices = choices(report)
         self.configs: list[Config] = [entry.config for entry in report.configs]
         self._feasible = report.feasible
         self._has_limit = _has_memory_limit(self.cost)
@@ -114,11 +114,23 @@ class Ranking:
                 is_open[self._excluded_by(attempt)] = False
         return np.asarray(self._order[is_open[self._order]])
 
+    def num_different(self, config: Mapping[str, KnobValue]) -> NDArray[np.int16]:
+        """Return by config in how many knobs it differs from a given one."""
+        found = np.zeros(len(self.configs), dtype=np.int16)
+        for column, place in zip(self._columns, self.encoding.places([config])[0], strict=True):
+            found += column != place
+        return found
+
     def _take_in(self) -> None:
         """Prepare what does not depend on the cost model's rates."""
         self._all_known = not self._has_limit or len(self.configs) > self._feasible
         self._index = {self._values(config): i for i, config in enumerate(self.configs)}
+        every = Encoding(self._choices)
+        without = following(every, every.places(self.configs))
+        self.encoding = Encoding({k: v for k, v in self._choices.items() if k not in without})
+        """Of the knobs that do not follow from another one."""
         self.places: Places = self.encoding.places(self.configs)
+        self._columns = np.ascontiguousarray(self.places.T)
         self._excluded: dict[int, Indices] = {}
         complete = [self.space.complete(config) for config in self.configs]
         self._amounts = _Amounts(complete, self.cost)
@@ -215,7 +227,7 @@ class _Amounts:
                 places[key] = len(distinct)
                 distinct.append(config)
             self._of[index] = places[key]
-        parts = [cost.parts(config) for config in distinct]
+        parts = [(cost.stage_parts(config), cost.time_parts(config)) for config in distinct]
         stages = [own for own, _ in parts if own is not None]
         self._stages_at = np.array([own is not None for own, _ in parts], dtype=bool)
         self._memory = memory_forecast(stages) if stages else None

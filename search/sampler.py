@@ -265,10 +265,9 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
         half = _MAX_ASKED // 2
         draw = np.random.default_rng([self._seed, number])
         at = [np.arange(half), draw.choice(len(open_indices), half // 2, replace=False)]
-        open_places = self._ranking.places[open_indices]
-        for own in self._ranking.encoding.places([a.config for a in measured[:5]]):
-            near = np.flatnonzero((open_places != own).sum(axis=1) <= 2)
-            at.append(near[: half // 10])
+        for attempt in measured[:5]:
+            is_near = self._ranking.num_different(attempt.config)[open_indices] <= 2
+            at.append(np.flatnonzero(is_near)[: half // 10])
         return np.asarray(open_indices[np.unique(np.concatenate(at))])
 
     def _stages(self, open_indices: Indices, best: Config) -> Iterator[Indices]:

@@ -36,6 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--problems", help="names or patterns, such as dense_*,nanotron_*")
     parser.add_argument("--methods", help=f"some of {','.join(METHODS)} (default: all)")
     parser.add_argument("--tables", type=Path, help="folder with published tables")
+    parser.add_argument(
+        "--recorded", type=Path, help="table.csv that experiments.exhaustive_table recorded"
+    )
     parser.add_argument("--seeds", type=int, default=30, help="searches of each kind")
     parser.add_argument("--trials", type=int, default=60, help="the most that a search may take")
     options = parser.parse_args(arguments)
@@ -43,7 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("mindtune.experiments").setLevel(logging.INFO)
     try:
-        problems = chosen_problems(options.problems, options.tables)
+        problems = chosen_problems(
+            options.problems, tables=options.tables, recorded=options.recorded
+        )
         methods = _chosen_methods(options.methods)
         options.out.mkdir(parents=True, exist_ok=True)
         rows_file = options.out / SearchRow.FILE

@@ -62,10 +62,12 @@ class SearchRow(Document):
         return self.regrets[min(trials, len(self.regrets)) - 1]
 
     def trials_to(self, regret: float) -> int | None:
-        """Return the number of trials after which the regret stays below; None: it never does."""
-        above = [number for number, one in enumerate(self.regrets, start=1) if one > regret]
-        needed = max(above, default=0) + 1
-        return needed if needed <= len(self.regrets) else None
+        """Return after how many trials the regret was that low for the first time; None: never.
+
+        It may rise again: a config that luck measured too well takes a leader's place.
+        """
+        numbers = (n for n, one in enumerate(self.regrets, start=1) if one <= regret)
+        return next(numbers, None)
 
     def failures(self, trials: int) -> int:
         """Return how many of the first trials did not end ok."""

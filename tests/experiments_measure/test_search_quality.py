@@ -108,9 +108,9 @@ def row(regrets, outcomes=None, **fields):
     )  # fmt: skip
 
 
-def test_found_is_what_stays_found():
+def test_a_row_says_when_the_best_was_found_and_what_is_left_of_it():
     one = row([1.0, 0.02, 0.05, 0.03, 0.0], ["oom", "ok", "ok", "crash", "ok"])
-    assert one.trials_to(0.03) == 4
+    assert one.trials_to(0.03) == 2
     assert row([0.5, 0.04]).trials_to(0.03) is None
     assert row([0.01]).trials_to(0.03) == 1
     assert (one.regret_after(2), one.regret_after(50)) == (0.02, 0.0)
@@ -156,7 +156,9 @@ def test_wrong_use_is_named(tmp_path, capsys):
     assert main([*out, "--methods", "psychic"]) == 2
     assert "--methods must be some of guided, staged" in capsys.readouterr().err
     assert main([*out, "--problems", "nanotron_*"]) == 2
-    assert "Published tables need --tables" in capsys.readouterr().err
+    assert "published tables need --tables" in capsys.readouterr().err
     assert main([*out, "--tables", str(tmp_path)]) == 2
     assert "device_peaks.csv" in capsys.readouterr().err
-    assert "dense_16384_100000" in chosen_problems(None, None)
+    assert main([*out, "--recorded", str(tmp_path / "none.csv")]) == 2
+    assert "none.csv" in capsys.readouterr().err
+    assert "dense_16384_100000" in chosen_problems(None)

@@ -13,6 +13,7 @@ from mindtune.search.knobs import KNOBS
 from mindtune.search.memory_model import MemoryRates, memory_parts, stage_memory
 from mindtune.search.model_shape import ModelShape
 from mindtune.search.program import Program
+from mindtune.search.space import Space
 from mindtune.search.time_model import TimeRates, time_parts
 
 MODEL = ModelShape(
@@ -539,3 +540,23 @@ def test_models_of_one_study_share_the_parts_and_not_the_rates():
     assert found.time_parts(CONFIGS[0]) is cost.time_parts(CONFIGS[0])
     assert found.step_time_s(CONFIGS[0]) == pytest.approx(5 * first, rel=0.05)
     assert cost.step_time_s(CONFIGS[0]) == first
+
+
+def test_parts_that_are_remembered_are_those_of_the_config_asked():
+    """Memory is remembered without comm_overlap, time without optimizer_offload."""
+    spec = {
+        "data_parallel": [2, 4], "model_parallel": [1, 2], "micro_batch_size": [1, 2],
+        "recompute": ["none", "selective", "full"], "optimizer_sharding": ["none", "optimizer"],
+        "comm_overlap": [False, True], "optimizer_offload": [False, True],
+        "precision": ["float32", "bfloat16"], "gradient_compression": ["none", "topk:0.1"],
+    }  # fmt: skip
+    facts = StudyFacts(
+        cluster=Cluster(num_devices=8, devices_per_node=4, device_memory=2.0**35, peak_flops=3e14,
+                        intra_node_bandwidth=1e11, inter_node_bandwidth=1e10, allow_idle=True),
+        training=Training(global_batch_size=64), model=MODEL,
+    )  # fmt: skip
+    space = Space.from_spec(spec, facts)
+    shared = CostModel(facts)
+    for config in map(space.complete, space.configs()):
+        assert shared.stage_parts(config) == stage_memory(config, facts)
+        assert shared.time_parts(config) == time_parts(config, facts)

@@ -155,7 +155,7 @@ def test_a_list_that_excludes_every_survivor_exports_nothing_and_names_the_const
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("sampler", ["guided", "tpe", "random"])
+@pytest.mark.parametrize("sampler", ["guided", "staged", "tpe", "random"])
 def test_a_failing_half_is_reported_as_constraint_and_never_repeated(sampler):
     """A sampler kept proposing the region that ran out of memory."""
     facts = StudyFacts(cluster=Cluster(num_devices=1), training=Training(global_batch_size=64))

@@ -1,0 +1,79 @@
+"""Our sampler's own time per proposal, as a study grows: by steps, each in CPU seconds."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+from mindtune.experiments.space_speed.spaces import SPACES
+from mindtune.search.constraints import check
+from mindtune.search.cost_model import Measurement, calibrate
+from mindtune.search.history import Attempt
+from mindtune.search.ranking import Ranking
+from mindtune.search.sampler import GuidedSampler
+
+__all__ = ["proposals"]
+
+_FAILED = 0.1
+"""Share of the made-up trials that fail."""
+_NOISE = 0.1
+
+
+def proposals(name: str, trials: int, rounds: int) -> str:
+    """Return one row of the table: what the next proposal takes after so many trials."""
+    report = check(SPACES[name]())
+    begin = time.process_time()
+    ranking = Ranking(report)
+    started = time.process_time() - begin
+    sampler = GuidedSampler(report, seed=0)
+    sampler.use(ranking)
+    tried, seen = _made_up(ranking, trials)
+    begin = time.process_time()
+    ranking.learn(calibrate(report.cost, seen))  # the first time also takes in what did not fit
+    first = time.process_time() - begin
+    learning = _timed(rounds, lambda _: ranking.learn(calibrate(report.cost, seen)))
+    asking = _timed(rounds, lambda turn: sampler.propose(tried, number=trials + turn))
+    return (
+        f"| {name} | {report.feasible:,} | {trials} | {asking} | {learning} | "
+        f"{started:.2f} + {first:.2f} |"
+    )
+
+
+def _made_up(ranking: Ranking, trials: int) -> tuple[list[Attempt], list[Measurement]]:
+    """Return trials of a machine that is the cost model with noise; equal in every round."""
+    draw = random.Random(0)
+    space = ranking.space
+    tried, seen = [], []
+    chosen = draw.sample(range(ranking.feasible), min(trials, ranking.feasible))
+    for number, index in enumerate(chosen):
+        config = ranking.configs[index]
+        if draw.random() < _FAILED:
+            tried.append(Attempt(number, config, "crash"))
+            continue
+        complete = space.complete(config)
+        noise = math.exp(draw.gauss(0.0, _NOISE))
+        cost = ranking.cost.relative_cost(complete)
+        tried.append(Attempt(number, config, "ok", 1.0 / ((cost or 1.0) * noise)))
+        step_time = ranking.cost.step_time_s(complete)
+        memory = ranking.cost.memory_bytes(complete)
+        seen.append(
+            Measurement(
+                complete,
+                None if memory is None else memory * noise,
+                None if step_time is None else step_time * noise,
+            )
+        )
+    return tried, seen
+
+
+def _timed(rounds: int, work: Callable[[int], object]) -> str:
+    """Return median and range of the milliseconds of some work."""
+    taken = []
+    for turn in range(rounds):
+        begin = time.process_time()
+        work(turn)
+        taken.append(1e3 * (time.process_time() - begin))
+    return f"{statistics.median(taken):.0f} [{min(taken):.0f}, {max(taken):.0f}]"
