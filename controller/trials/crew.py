@@ -129,7 +129,7 @@ class Crew:
 
     def others(self) -> list[Member]:
         """Return the other members that are alive now."""
-        self._look()
+        self.look()
         return [sighting.member for sighting in self._seen.values() if self._is_there(sighting)]
 
     def refuse_rivals(self, emit: Callable[[str], None]) -> None:
@@ -164,19 +164,32 @@ class Crew:
         owner = trial.user_attrs.get(WORKER)
         if owner == self.me.id:
             return False
-        others = self.others()
-        return bool(others) if owner is None else owner in {member.id for member in others}
+        if self._is_known(owner):
+            return True
+        # Nobody is declared gone without a fresh look: this process may have measured for long.
+        self.look()
+        return self._is_known(owner)
+
+    def _is_known(self, owner: str | None) -> bool:
+        """Tell whether a member, or anybody for None, was alive at the last look."""
+        return any(
+            self._is_there(sighting)
+            for name, sighting in self._seen.items()
+            if owner in (None, name)
+        )
 
     def wait(self) -> None:
-        """Let a moment pass."""
+        """Let a moment pass, and look."""
         time.sleep(_POLL_S)
+        self.look()
 
     def name_of(self, trial: FrozenTrial) -> str:
         """Return who measures or has measured a trial; empty: this process, or nobody."""
         sighting = self._seen.get(str(trial.user_attrs.get(WORKER)))
         return "" if sighting is None else sighting.member.name
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Read the signs of life of all members."""
         now = self._clock()
         for key, text in self._study.user_attrs.items():
             if not key.startswith(_PREFIX) or key == _PREFIX + self.me.id:

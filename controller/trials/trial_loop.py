@@ -98,6 +98,7 @@ class TrialLoop:
         study = self.proposer.study
         while True:
             self.on_turn()
+            self.crew.look()
             self._sync()
             self._requeue()
             if self.is_worker and (reason := study.user_attrs.get(OVER)):

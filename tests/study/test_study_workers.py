@@ -236,6 +236,7 @@ def test_who_is_alive_is_told_by_change_alone():
             beats=beats, **changes,
         )  # fmt: skip
         study.set_user_attr("worker:far", json.dumps(member.__dict__))
+        crew.look()
 
     def trial(**attributes):
         return optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes)
