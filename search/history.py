@@ -1,10 +1,15 @@
 """What has been tried, and what follows from it for configs that have not.
 
 More memory needed is the one direction that holds for certain: a config that differs from one
-that ran out of memory only by a larger micro-batch, less recomputation, less sharding or no
-offloading runs out of memory too. Anything else that differs makes it another question: more
-pipeline stages, for instance, need less memory per rank. What follows for speed is habit and no
-law, and is left to the sampler's model.
+that ran out of memory only by a larger micro-batch, less recomputation or less sharding runs out
+of memory too: in-flight samples are min(batch of a rank, stages x micro-batch), which a larger
+micro-batch never lowers. Anything else that differs makes it another question. More pipeline
+stages need less memory per rank; an offloaded optimizer may have filled the host instead of the
+device, and sequence parallelism pays for its saving with buffers.
+
+No other outcome says anything for certain of another config: a timeout is a habit of speed, a
+non-finite loss one of precision, a crash one of the program. They are left to the sampler's model,
+and only the config itself is never tried again.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ Outcome = Literal[
 
 MAX_STARTS = 3
 """How often a config is started in all, where the process that measures it keeps dying."""
-MEMORY_KNOBS = ("micro_batch_size", "recompute", "optimizer_sharding", "optimizer_offload")
+MEMORY_KNOBS = ("micro_batch_size", "recompute", "optimizer_sharding")
 """Knobs with a certain direction of memory, everything else equal."""
 
 _SHARDING = {"none": 3.0, "optimizer": 2.0, "gradient": 1.0, "parameter": 0.0}
@@ -63,7 +68,7 @@ class Inference:
 
 
 def memory_need(name: str, value: KnobValue) -> float | None:
-    """Return a number that rises with the memory that a knob's value needs; None: no order.
+    """Return a number that rises with the device memory that a value needs; None: no order.
 
     `selective` recomputation saves the attention scores only, which `interval:K` does not order
     against, and a list per stage says nothing of another stage: see `needs_at_least`.
@@ -89,6 +94,8 @@ def needs_at_least(config: Mapping[str, KnobValue], other: Mapping[str, KnobValu
     for name, value in config.items():
         if value == other[name]:
             continue
+        if name not in MEMORY_KNOBS:
+            return False
         need, reference = memory_need(name, value), memory_need(name, other[name])
         if name == "recompute" and {need, reference} & {None}:
             if not _repeats_no_more(str(value), str(other[name])):

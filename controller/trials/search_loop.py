@@ -63,7 +63,6 @@ class SearchLoop(TrialLoop):
         study.set_user_attr(OVER, self.proposer.stopped)
         self.is_searching = False
         self.state.search_ended = self.proposer.stopped or ""
-        self.state.search_ended = self.proposer.stopped or ""
         self._plan_time()
         self.emit(StudyNote(message=f"the search is over: {self.proposer.stopped}"))
 

@@ -14,6 +14,7 @@ from mindtune.search.errors import SearchError, SpaceExhaustedError
 from mindtune.search.facts import Cluster, StudyFacts, Training
 from mindtune.search.history import Attempt, infer, needs_at_least
 from mindtune.search.model_shape import ModelShape
+from mindtune.search.ranking import Ranking
 from mindtune.search.sampler import GuidedSampler, make_sampler, parameters
 from mindtune.search.space import Space
 from mindtune.search.surrogate import fit_posterior, normal_cdf, probability_ok
@@ -265,7 +266,23 @@ def test_running_out_of_memory_rules_out_what_certainly_needs_more(change, certa
     if found and change:
         assert "trial 7 ran out of memory" in found.reason
         assert next(iter(change)) in found.reason
-    assert infer(config, [Attempt(7, OOM, "crash")]) is None
+    for other in ("crash", "timeout", "non_finite", "bad_config", "interrupted", "pruned", "ok"):
+        assert infer(config, [Attempt(7, OOM, other)]) is None
+
+
+@pytest.mark.parametrize("outcome", ["timeout", "non_finite", "crash", "bad_config", "pruned"])
+def test_what_fails_otherwise_is_not_tried_again_and_rules_out_nothing_else(outcome):
+    report = make_report({"micro_batch_size": [1, 2, 4], "recompute": ["none", "full"],
+                          "data_parallel": [1]}, base={})  # fmt: skip
+    failed = {"micro_batch_size": 1, "recompute": "full", "data_parallel": 1}
+    left = Ranking(report).untried([Attempt(0, failed, outcome)])
+    assert len(left) == report.feasible - 1
+
+
+def test_an_offloaded_optimizer_that_fills_the_host_says_nothing_of_the_device():
+    offloaded = {**OOM, "optimizer_offload": True}
+    assert not needs_at_least({**offloaded, "optimizer_offload": False}, offloaded)
+    assert needs_at_least({**offloaded, "micro_batch_size": 8}, offloaded)
 
 
 def test_selective_recompute_orders_against_none_and_full_only():

@@ -11,6 +11,7 @@ from mindtune.controller.trials.study_setup import study_facts
 from mindtune.search import layout
 from mindtune.search.advice import ADVICE
 from mindtune.search.constraints import check, explain
+from mindtune.search.cost_model import CostModel
 from mindtune.search.facts import Cluster, Limits, StudyFacts, Training
 from mindtune.search.history import Attempt, infer, needs_at_least
 from mindtune.search.knobs import KNOBS
@@ -258,6 +259,52 @@ def test_lists_per_stage_are_ordered_by_memory_only_stage_by_stage(more, less, c
     failed = Attempt(1, {**base, "recompute": less}, "oom")
     assert (infer({**base, "recompute": more}, [failed]) is not None) is certain
     assert infer({**base, "pipeline_stage": 4, "recompute": more}, [failed]) is None
+
+
+DENSE = ModelShape(
+    num_layers=8, hidden_size=512, num_heads=8, intermediate_size=2048, vocab_size=8192,
+    seq_length=512,
+)  # fmt: skip
+EXPERTS = dataclasses.replace(
+    DENSE, num_experts=8, experts_per_token=2, moe_intermediate_size=1024, flash_attention=True
+)
+
+
+@pytest.mark.parametrize("model", [DENSE, EXPERTS], ids=["dense", "experts"])
+def test_what_certainly_needs_no_less_is_predicted_to_need_no_less(model):
+    """History and cost model are of one mind, pipelines, interleaving and experts included."""
+    spec = {
+        "data_parallel": [1, 2, 4], "pipeline_stage": [1, 2, 4], "pp_interleave_num": [1, 2],
+        "micro_batch_size": [1, 2, 4, 8], "optimizer_sharding": ["none", "optimizer"],
+        "recompute": ["none", "interval:2", "selective", "full"],
+        "expert_parallel": [1] if model is DENSE else [1, 2],
+    }  # fmt: skip
+    facts = StudyFacts(
+        cluster=Cluster(num_devices=8, devices_per_node=8, allow_idle=True),
+        training=Training(global_batch_size=32, precision="bfloat16"),
+        model=model,
+    )
+    space, cost = Space.from_spec(spec, facts), CostModel(facts)
+    known = [(entry.config, cost.memory_bytes(space.complete(entry.config)))
+             for entry in check(space).configs]  # fmt: skip
+    pairs = 0
+    for config, memory in known:
+        for other, reference in known:
+            if config is not other and needs_at_least(config, other):
+                pairs += 1
+                assert memory >= reference * (1 - 1e-9), (config, other)
+    assert pairs > 300
+
+
+def test_fewer_stages_or_other_chunks_are_another_question():
+    """The kind of R4: degrees are compared by name, never by a part of one."""
+    failed = {"pipeline_stage": 4, "pp_interleave_num": 2, "micro_batch_size": 2}
+    for change in (
+        {"pipeline_stage": 8, "pp_interleave_num": 1}, {"pipeline_stage": 2},
+        {"pp_interleave_num": 1}, {"pp_interleave_num": 4, "micro_batch_size": 4},
+    ):  # fmt: skip
+        assert infer({**failed, **change}, [Attempt(0, failed, "oom")]) is None
+    assert infer({**failed, "micro_batch_size": 4}, [Attempt(0, failed, "oom")]) is not None
 
 
 def test_the_order_of_knobs_and_values_changes_no_count():

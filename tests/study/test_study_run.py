@@ -68,6 +68,12 @@ def test_a_study_with_every_kind_of_failure_finds_the_best_config(tiny):
     }  # fmt: skip
     assert "flux capacitor" in by_config["2-full"].message
     assert "recompute" in by_config["8-full"].message
+    # Each has its own value, whatever became of the trials around it.
+    values = {name: trial.measurements[0].value for name, trial in by_config.items()}
+    assert values == {
+        "1-full": 1.0, "1-none": pytest.approx(1.3), "4-none": pytest.approx(3.25), "8-none": None,
+        "2-full": None, "4-full": None, "2-none": None, "8-full": None,
+    }  # fmt: skip
     # A hung trial costs at most its deadline.
     hung = tiny.record(by_config["2-none"].number)
     assert 4.0 <= hung["wall_s"] < 6.0
