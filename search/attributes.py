@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 __all__ = [
-    "CONFIG", "KEY", "MEMORY", "OUTCOME", "REASON", "RETRY_OF", "STEP_TIME", "WALL", "WORKER",
+    "CONFIG", "KEY", "MEMORY", "OUTCOME", "REASON", "RETRY_OF", "STEP_TIME", "VALUE",
+    "WALL", "WORKER",
 ]  # fmt: skip
 
 CONFIG = "config"
@@ -20,6 +21,8 @@ MEMORY = "peak_memory_bytes"
 """Of a trial: measured peak of the worst rank; calibrates the cost model."""
 STEP_TIME = "step_time_s"
 """Of a trial: median step time; calibrates the cost model."""
+VALUE = "value"
+"""Of a trial of a study with several objectives: the one value that configs are ranked by."""
 WALL = "wall_s"
 """Of a trial: seconds that it took, start and compilation included: what a further one costs."""
 WORKER = "worker"

@@ -24,7 +24,7 @@ from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from mindtune.search.attributes import OUTCOME
+from mindtune.search.attributes import OUTCOME, VALUE
 from mindtune.search.baseline import choose_baseline
 from mindtune.search.constraints import SpaceReport
 from mindtune.search.encoding import Floats, Places
@@ -104,7 +104,10 @@ def attempts(trials: Sequence[FrozenTrial], names: Sequence[str]) -> list[Attemp
             continue
         if any(name not in trial.params for name in names):
             continue
-        value = trial.value if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) else None
+        value = None
+        if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
+            several = VALUE in trial.user_attrs  # then Optuna knows no single value
+            value = trial.user_attrs[VALUE] if several else trial.value
         config = {name: trial.params[name] for name in names}
         found.append(Attempt(trial.number, config, outcome, value))
     return found

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -31,6 +31,7 @@ from mindtune.search.attributes import (
     REASON,
     RETRY_OF,
     STEP_TIME,
+    VALUE,
     WALL,
     WORKER,
 )
@@ -135,7 +136,7 @@ class Proposer:
         """
         self._recalibrate()
         for rejections in range(2 * _MAX_REJECTIONS):
-            self.stopped = self._end(elapsed_s)
+            self.stopped = self._end(elapsed_s, has_news=not rejections)
             self.must_wait = alone and others_run(self.study, self._open, self._peers)
             if self.stopped is None and self.must_wait:
                 self.stopped = _ALONE
@@ -165,6 +166,8 @@ class Proposer:
         outcome: str,
         value: float | None = None,
         attrs: Mapping[str, Any] | None = None,
+        *,
+        objectives: Sequence[float] | None = None,
     ) -> bool:
         """Record what became of a proposal.
 
@@ -174,6 +177,8 @@ class Proposer:
             value: Measured value; None: none. A pruned trial may have a preliminary one.
             attrs: JSON values to keep with the trial; `MEMORY` and `STEP_TIME` calibrate the
                 cost model.
+            objectives: Of a study with several: what was measured of each. The value stays what
+                configs are ranked by.
 
         Returns:
             Whether it was recorded: a late report about a trial that was closed meanwhile is not.
@@ -183,18 +188,20 @@ class Proposer:
             return False
         trial = self._open.pop(number, None)
         usable = value is not None and math.isfinite(value)
+        ranked = {VALUE: value} if objectives is not None and usable else {}
         try:
-            for name, entry in {**(attrs or {}), OUTCOME: outcome}.items():
+            for name, entry in {**(attrs or {}), **ranked, OUTCOME: outcome}.items():
                 self._attribute(number, trial, name, entry)
             if trial is not None and outcome in _CONFIGS_FAULT:
                 trial.set_constraint(outcome, 1.0)
-            if trial is not None and outcome == "pruned" and usable:
+            if trial is not None and outcome == "pruned" and usable and objectives is None:
                 trial.report(float(value or 0.0), step=1)
         except optuna.exceptions.UpdateFinishedTrialError:
             return False
         target: Trial | int = number if trial is None else trial
         if outcome == "ok" and usable:
-            self.study.tell(target, value, skip_if_finished=True)
+            values = value if objectives is None else objectives
+            self.study.tell(target, values, skip_if_finished=True)
         else:
             stopped = outcome == "pruned" or outcome in _CONFIGS_FAULT
             final = TrialState.PRUNED if stopped else TrialState.FAIL
@@ -249,8 +256,8 @@ class Proposer:
         """Return the repeats of one trial or of all, in order."""
         return repeats(self.study, number)
 
-    def _end(self, elapsed_s: float) -> str | None:
-        """Return why the search is over; None: it is not."""
+    def _end(self, elapsed_s: float, *, has_news: bool) -> str | None:
+        """Return why the search is over; None: it is not. Rejected proposals are no news."""
         if self._time_budget_s is not None and elapsed_s >= self._time_budget_s:
             return f"the time budget of {self._time_budget_s:g} s is used up"
         tried = self.attempts()
@@ -262,14 +269,16 @@ class Proposer:
             return None
         if not len(self.ranking.untried(tried)):
             return f"every feasible config has been tried ({self.ranking.feasible})"
-        return None if self._stop is None else self._no_longer_pays(self._stop, tried)
+        if self._stop is None or not has_news:
+            return None
+        return self._no_longer_pays(self._stop, tried)
 
     def _no_longer_pays(self, stop: StopRule, tried: list[Attempt]) -> str | None:
         """Return why no further trial pays; None: one does, or nothing is known yet."""
         finished = sum(a.outcome not in ("running", "interrupted") for a in tried)
         if finished < stop.min_trials:
             return None
-        sign = 1.0 if self.study.direction == StudyDirection.MAXIMIZE else -1.0
+        sign = -1.0 if self.study.directions == [StudyDirection.MINIMIZE] else 1.0
         gain = self._outlook.largest_gain(tried, number=len(tried), sign=sign)
         if gain is None:
             return None

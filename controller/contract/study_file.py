@@ -259,6 +259,10 @@ class ScoreSection(ContractModel):
 
     mfu: float = Field(default=1.0, ge=0, le=100)
     stability: float = Field(default=1.0, ge=0, le=100)
+    pareto: bool = False
+    """Search for the front of MFU and stability instead of the best value: an Optuna study with
+    two objectives, whose sampler must be one of Optuna's own. No trial is stopped early then. The
+    winner is still chosen by value."""
 
 
 class PolicySection(ContractModel):
@@ -315,6 +319,15 @@ class StudyFile(Document):
     policies: dict[str, PolicySection] = Field(default_factory=dict)
     overrides: dict[str, str | KnobOverride] = Field(default_factory=dict)
     """Dotted key of the user's config -> knob."""
+
+    @model_validator(mode="after")
+    def _sampler_of_fronts(self) -> StudyFile:
+        if self.score.pareto and self.study.sampler not in ("tpe", "random"):
+            raise ValueError(
+                "score.pareto needs study.sampler tpe or random, which search with several "
+                f"objectives, but got {self.study.sampler}"
+            )
+        return self
 
     @field_validator("space")
     @classmethod

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from mindtune.controller.contract import (
     ConstraintsSection,
     Document,
+    ScoreSection,
     TrialPlan,
     dump_yaml,
     read_document,
@@ -64,7 +65,7 @@ def study_identity(setup: StudySetup) -> Identity:
         "training": study.training.to_plain(),
         "space": [{k: list(v) for k, v in setup.space.choices.items()}, setup.space.candidates],
         "constraints": _constraints(study.constraints),
-        "score": study.score.to_plain(),
+        "score": _score(study.score),
         "overrides": study.to_plain()["overrides"],
         "the program's code": _code(setup),
         "installed versions": installed_versions(_PACKAGES),
@@ -107,6 +108,14 @@ _FIRST_CONSTRAINTS = (
     "min_micro_batches_per_stage", "tensor_parallel_inside_node",
 )  # fmt: skip
 """Keys that every study has been started with."""
+
+
+def _score(section: ScoreSection) -> dict[str, Any]:
+    """Return the weights, and the objectives only where they are two: that key came later."""
+    content = section.to_plain()
+    if not content["pareto"]:
+        del content["pareto"]
+    return content
 
 
 def _constraints(section: ConstraintsSection) -> dict[str, Any]:

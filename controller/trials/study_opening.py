@@ -101,7 +101,7 @@ def open_search(
         study = optuna.create_study(
             storage=database,
             study_name=options.name,
-            direction="maximize",
+            directions=["maximize"] * (2 if setup.study.score.pareto else 1),
             load_if_exists=True,
             sampler=make_sampler(options.sampler, report, seed=options.seed),
         )

@@ -83,6 +83,8 @@ class StudyState:
     def bar(self) -> Bar | None:
         """Return what a running trial is compared with; None: nothing is known to be good."""
         best = self.best()
+        if self.setup.study.score.pareto:
+            return None  # what is slow may be steady
         return (
             None if best is None else self.scorer.bar(best, noise=part_noise(self._step_times()))
         )

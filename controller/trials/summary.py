@@ -54,6 +54,15 @@ class Measurement(ContractModel):
     eval_loss: Number | None = None
     wall_s: float = Field(ge=0)
 
+    def speed_and_stability(self) -> tuple[float, float] | None:
+        """Return MFU (steps per second where there is none) and stability; None: no value.
+
+        All configs of a study have MFU, or none has, and all train as many samples per step.
+        """
+        if not self.value or not self.step_time_s or self.stability is None:
+            return None
+        return self.mfu or 1.0 / self.step_time_s, self.stability
+
 
 class TrialSummary(ContractModel):
     """One config."""
@@ -88,15 +97,8 @@ class TrialSummary(ContractModel):
         return None
 
     def speed_and_stability(self) -> tuple[float, float] | None:
-        """Return medians of MFU (steps per second where there is none) and of stability, or None.
-
-        All configs of a study have MFU, or none has, and all train as many samples per step.
-        """
-        launches = [
-            (entry.mfu or 1.0 / entry.step_time_s, float(entry.stability))
-            for entry in self.confirming()
-            if entry.value and entry.step_time_s and entry.stability is not None
-        ]
+        """Return the medians of what the confirming launches measured; None: nothing."""
+        launches = [found for entry in self.confirming() if (found := entry.speed_and_stability())]
         if not launches:
             return None
         speeds, stabilities = zip(*launches, strict=True)

@@ -231,7 +231,11 @@ class TrialLoop:
             # Above the limit is as bad as out of memory, and says the same of larger configs.
             outcome = "oom"
         attributes = {**_attributes(measurement), LAUNCH: to_attribute(launch)}
-        if self.proposer.tell(trial, outcome, measurement.value, attributes):
+        pareto = self.state.setup.study.score.pareto
+        objectives = measurement.speed_and_stability() if pareto else None
+        if self.proposer.tell(
+            trial, outcome, measurement.value, attributes, objectives=objectives
+        ):
             self._settled.add(trial)
             self.measured += 1
         else:

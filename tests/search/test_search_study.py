@@ -12,6 +12,7 @@ from mindtune.search.facts import Cluster, Limits, StudyFacts, Training
 from mindtune.search.model_shape import ModelShape
 from mindtune.search.sampler import make_sampler, parameters
 from mindtune.search.space import Space
+from mindtune.search.stopping import StopRule
 from mindtune.search.study import Proposer
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -352,3 +353,29 @@ def test_proposals_carry_predictions():
     proposal = make_proposer(report).ask()
     assert proposal.prediction.memory_bytes > 0
     assert proposal.prediction.step_time_s is None
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "nsga2"])
+def test_a_study_of_two_objectives_runs_with_optunas_own_samplers(sampler):
+    report = make_report({**SPEC, "data_workers": [1, 2, 4, 8], "prefetch": [1, 2, 4, 8, 16, 32]})
+    own = optuna.samplers.NSGAIISampler(seed=0, population_size=4) if sampler == "nsga2" else None
+    own = own or make_sampler(sampler, report, seed=0)
+    study = optuna.create_study(directions=["maximize", "maximize"], sampler=own)
+    stop = StopRule(min_gain=0.0)
+    proposer = Proposer(study, report, trials=12, stop=stop)
+    first = proposer.ask()
+    proposer.tell(first.number, "oom", objectives=None)
+    second = proposer.ask()
+    assert proposer.tell(second.number, "pruned", 0.3, objectives=(0.6, 0.5))
+    while (proposal := proposer.ask()) is not None:
+        speed, steady = 1.0 / proposal.config["micro_batch_size"], 0.5
+        proposer.tell(proposal.number, "ok", speed * steady, objectives=(speed, steady))
+    assert proposer.stopped == "12 of 12 trials are done"
+    # Ranked by their one value as ever; the front is Optuna's to show.
+    ranked = [attempt for attempt in proposer.attempts() if attempt.outcome == "ok"]
+    assert len(ranked) == 10
+    assert all(a.value == 0.5 / a.config["micro_batch_size"] for a in ranked)
+    assert proposer.leaders(1)[0].value == max(attempt.value for attempt in ranked)
+    best = max(1.0 / attempt.config["micro_batch_size"] for attempt in ranked)
+    assert {tuple(trial.values) for trial in study.best_trials} == {(best, 0.5)}
+    assert Proposer(study, report, trials=12).ask() is None, "it can be resumed"

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import optuna
 import pytest
 import yaml
 
@@ -138,6 +139,29 @@ def test_what_each_knob_gave_is_measured_on_request_and_once(tiny):
         known = run_study(tiny.study_file, tiny.out, ablate_winner=again).summary
         assert known.ablation == summary.ablation
     assert len(tiny.log()) == launches
+
+
+def test_front_of_speed_and_stability_is_searched_on_request(tiny):
+    tiny.write(
+        space={"micro_batch_size": [1, 2], "recompute": ["none", "full"]},
+        study={"trials": 4, "sampler": "random"},
+        score={"pareto": True},
+        trial={"repeats": 1, "measure_steps": 40},
+        base={"speed": {"1-none": 0.2}, "sleep": {"1-none": 0.06}},
+    )
+    summary = run_study(tiny.study_file, tiny.out).summary
+    # The slow one may be the steady one, so none is stopped early.
+    assert {trial.outcome for trial in summary.trials} == {"ok"}
+    assert config_of(summary.trial(summary.winner)) == "2-none"
+    assert summary.front == [summary.winner]
+    study = optuna.load_study(study_name="tiny", storage=f"sqlite:///{tiny.out / 'study.db'}")
+    assert len(study.directions) == 2
+    (best,) = study.best_trials
+    assert best.number == summary.winner
+    assert best.values == [pytest.approx(1 / 0.006), 1.0]
+    tiny.write(score={"pareto": True})
+    with pytest.raises(ConfigError, match="score.pareto needs study.sampler tpe or random"):
+        run_study(tiny.study_file, tiny.out)
 
 
 def test_killed_search_goes_on_and_repeats_nothing_that_finished(tiny, monkeypatch):
