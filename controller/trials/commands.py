@@ -20,12 +20,14 @@ from mindtune.controller.contract import (
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.memory_log import log_environment
 
-__all__ = ["CONFIG_PLACEHOLDER", "free_port", "msrun_command", "names_file", "resolve_command",
-           "trial_environment"]  # fmt: skip
+__all__ = ["CONFIG_PLACEHOLDER", "ENV_STORAGE", "free_port", "msrun_command", "names_file",
+           "resolve_command", "trial_environment"]  # fmt: skip
 
 CONFIG_PLACEHOLDER = "{config}"
 _INTERPRETER = "python"
-_TOLD = (ENV_TRIAL_DIR, ENV_RUN_DIR, ENV_CONFIG, ENV_MODE, ENV_FAULTS)
+ENV_STORAGE = "MINDTUNE_STORAGE"
+"""Tells a local worker where the study is stored; it may hold a password."""
+_TOLD = (ENV_TRIAL_DIR, ENV_RUN_DIR, ENV_CONFIG, ENV_MODE, ENV_FAULTS, ENV_STORAGE)
 _PORTS = range(20000, 32000)
 """Below Linux's ephemeral ports (32768 up), where an outgoing connection may sit."""
 

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from mindtune.controller.device.slots import device_pool, device_slots
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.commands import ENV_STORAGE
 from mindtune.controller.trials.process_tree import die_with_parent
 from mindtune.controller.trials.storage import StorageAddress
 from mindtune.controller.trials.study_setup import StudySetup
@@ -22,7 +23,6 @@ __all__ = ["WORKERS", "LocalWorkers", "choose_slots", "tie_to_parent"]
 
 WORKERS = "workers"
 """Folder of a study in which local workers have theirs."""
-_ENV_STORAGE = "MINDTUNE_STORAGE"
 _ENV_PARENT = "MINDTUNE_WORKER_OF"
 _END_WAIT_S = 20.0
 """A worker that is told to end stops its trial first, which takes up to 10 s."""
@@ -140,14 +140,14 @@ class LocalWorkers:
             return subprocess.Popen(
                 [
                     sys.executable, "-m", "mindtune.controller.cli", "worker",
-                    str(self.study_file.resolve()), "--storage", f"env:{_ENV_STORAGE}",
+                    str(self.study_file.resolve()), "--storage", f"env:{ENV_STORAGE}",
                     "--out", str(folder.resolve()), "--workers", "1",
                 ],
                 # `-m` puts the working directory in front of the path: not the user's.
                 cwd=folder,
                 # A command line can be read by everybody, the environment by this user alone.
                 env={
-                    **os.environ, **slot, _ENV_STORAGE: self.address.url,
+                    **os.environ, **slot, ENV_STORAGE: self.address.url,
                     _ENV_PARENT: str(os.getpid()),
                 },
                 stdin=subprocess.DEVNULL,

@@ -52,6 +52,7 @@ def test_the_environment_finds_this_interpreter_first_and_carries_the_mark():
             "PYTHONUNBUFFERED": "0",
             "MINDTUNE_CONFIG": "of another run",
             "MINDTUNE_MODE": "act",
+            "MINDTUNE_STORAGE": "postgresql://user:password@host/name",
         },
     )
     assert environment == {

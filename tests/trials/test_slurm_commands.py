@@ -1,0 +1,61 @@
+"""What srun is asked for, and what each node of a job then starts."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from mindtune.controller.trials.slurm import num_nodes, srun_command
+from mindtune.controller.trials.slurm_node import node_command
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "per_node", "nodes"),
+    [(1, 8, 1), (8, 8, 1), (9, 8, 2), (64, 8, 8), (64, None, 1)],
+)
+def test_a_node_has_at_most_its_devices(num_ranks, per_node, nodes):
+    assert num_nodes(num_ranks, per_node) == nodes
+
+
+def srun(num_ranks, per_node, *, time_limit_s=600.0):
+    return srun_command(
+        ["/bin/train"], num_ranks=num_ranks, ranks_per_node=per_node, rank_dir=Path("/t%/ranks"),
+        port=20001, cluster_timeout_s=300, job_name="mindtune_1", time_limit_s=time_limit_s,
+    )  # fmt: skip
+
+
+def test_one_task_per_node_under_a_name_and_a_limit():
+    command = srun(20, 8)
+    assert {"--job-name=mindtune_1", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1",
+            "--time=11"} <= set(command)  # fmt: skip
+    assert command[-7:] == [
+        "mindtune.controller.trials.slurm_node", "/t%/ranks", "20", "8", "20001", "300",
+        "/bin/train",
+    ]  # fmt: skip
+    assert not [word for word in srun(20, 8, time_limit_s=math.inf) if word.startswith("--time")]
+
+
+def test_a_single_rank_needs_no_msrun():
+    command = srun(1, 8)
+    assert command[-3:] == ["mindtune.controller.trials.rank_process", "/t%/ranks", "/bin/train"]
+    # srun would take a single percent sign for a place to fill in.
+    assert "--output=/t%%/ranks/worker_0.log" in command
+
+
+def test_the_last_node_has_what_is_left_of_the_ranks():
+    flags = [
+        {
+            word
+            for word in node_command(
+                ["/bin/train"], num_ranks=20, ranks_per_node=8, node=node, master="first",
+                rank_dir=Path("/t"), port=20001, cluster_timeout_s=300,
+            )
+            if word.startswith(("--worker", "--local", "--master", "--node"))
+        }
+        for node in range(3)
+    ]  # fmt: skip
+    common = {"--worker_num=20", "--master_addr=first", "--master_port=20001"}
+    assert flags == [
+        {*common, f"--local_worker_num={local}", f"--node_rank={node}"}
+        for node, local in enumerate((8, 8, 4))
+    ]
