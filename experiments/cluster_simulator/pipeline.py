@@ -20,8 +20,8 @@ _Pass = tuple[bool, int, int]
 """Whether it is a forward pass, chunk, micro-batch."""
 _PLAYED_ROUNDS, _MORE_ROUNDS = 3, 2
 """Multiples of the stages that are played in full, and those that show what each further one
-takes: of 500 pipelines with stages that differ threefold, 25 were off by more than rounding, by
-1 % at the most."""
+takes: of 3,000 pipelines with stages that differ threefold, 113 were off by more than rounding,
+by 2.3 % at the most."""
 
 
 @dataclass(frozen=True)

@@ -128,24 +128,24 @@ def test_stages_alike_have_the_bubble_of_the_textbook():
     assert bubbles[0] == 0.0
 
 
-@given(
-    st.integers(2, 6), st.integers(1, 3), st.integers(0, 20), st.randoms(use_true_random=False)
-)  # fmt: skip
-@settings(max_examples=30, deadline=None)
-def test_the_first_rounds_of_a_pipeline_tell_the_rest(stages, chunks, more, draw):
-    forward, backward = (
-        tuple(tuple(draw.uniform(0.5, 1.5) for _ in range(stages)) for _ in range(chunks))
-        for _ in range(2)
-    )
-    count = stages * (more + 1) if chunks > 1 else stages + more
-    message = draw.uniform(0.0, 0.3)
-    played = play_all(forward, backward, message, count)
-    told = play(forward, backward, message, count).finish_s
-    assert max(told) == pytest.approx(max(played), rel=0.02)
-    busiest = max(
-        sum(forward[c][s] + backward[c][s] for c in range(chunks)) for s in range(stages)
-    )
-    assert max(played) >= count * busiest * (1 - 1e-9)
+def test_the_first_rounds_of_a_pipeline_tell_the_rest():
+    draw, errors = random.Random(0), []
+    for _ in range(100):
+        stages, chunks, more = draw.randint(2, 6), draw.randint(1, 3), draw.randint(0, 20)
+        forward, backward = (
+            tuple(tuple(draw.uniform(0.5, 1.5) for _ in range(stages)) for _ in range(chunks))
+            for _ in range(2)
+        )
+        count = stages * (more + 1) if chunks > 1 else stages + 4 * more
+        message = draw.uniform(0.0, 0.3)
+        played = max(play_all(forward, backward, message, count))
+        errors.append(abs(max(play(forward, backward, message, count).finish_s) / played - 1.0))
+        busiest = max(
+            sum(forward[c][s] + backward[c][s] for c in range(chunks)) for s in range(stages)
+        )
+        assert played >= count * busiest * (1 - 1e-9)
+    assert max(errors) < 0.03
+    assert sum(error < 1e-9 for error in errors) > 80
 
 
 def test_a_stage_holds_the_micro_batches_of_its_schedule():
