@@ -295,6 +295,22 @@ def test_healthy_ranges_are_learnt_from_measured_steps_only(tmp_path):
     assert learned.peak_memory_bytes == 5
 
 
+def test_all_launches_of_a_config_are_learnt_from(tmp_path):
+    for number, (norms, scale) in enumerate((([1.0, 2.0, 3.0], 512), ([5.0, 6.0], 2048))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        write_json(folder / "result.json", result(step_time_s=[0.1 + number] * len(norms)))
+        rows = [f"{step},{norm},{scale}" for step, norm in enumerate(norms, start=1)]
+        table = "\n".join(["step,grad_norm,loss_scale", *rows]) + "\n"
+        (folder / "signals.csv").write_text(table)
+        plan = TrialPlan(number=1, warmup_steps=0, measure_steps=3, deadline_s=9.0)
+        write_yaml(folder / "knobs.yaml", KnobsFile(knobs={}, trial=plan))
+    learned = learn([tmp_path / "0", tmp_path / "1"], peak_memory_bytes=None)
+    assert (learned.grad_norm.samples, learned.grad_norm.median) == (5, 3.0)
+    assert (learned.loss_scale_min, learned.loss_scale_max) == (512.0, 2048.0)
+    assert learned.step_time_s == pytest.approx(0.6)
+
+
 def test_without_a_table_the_norms_of_the_result_are_learnt(tmp_path):
     write_json(tmp_path / "result.json", result(grad_norm=[1.0, 3.0, 5.0, "nan"]))
     learned = learn([tmp_path], peak_memory_bytes=None)

@@ -15,10 +15,15 @@ import yaml
 
 from mindtune.controller.contract import BestConfig, FaultPlan, RunResult, read_document
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.live.settings import load_settings
 from mindtune.controller.trials.export import export
 from mindtune.controller.trials.production import read_best_config, run_best_config
 from mindtune.controller.trials.study_runner import run_study
+from mindtune.policies.engine import build_engine
 from mindtune.policies.errors import PolicyError
+from mindtune.policies.facts import RunFacts
+from mindtune.policies.settings import PolicySettings
+from mindtune.policies.signals import Observation
 from mindtune.search.errors import SearchError
 
 RUN = """
@@ -74,6 +79,40 @@ def test_best_config_carries_what_a_run_needs(project):
     assert best.provenance.baseline_value == pytest.approx(1.0)
     assert "mindtune" in best.provenance.versions
     assert best.provenance.created.endswith("+00:00")
+
+
+def test_what_the_trials_taught_reaches_the_policies_of_the_run(project):
+    settings = load_settings(project.out / "best_config.yaml", {})
+    sections = settings.policies_with_known_scale
+    assert sections["gradient_norm"].mode == "observe"
+    assert sections["loss_scale"].thresholds == {"known_scale": 1024.0}
+    policies = {
+        name: PolicySettings(thresholds=entry.thresholds) for name, entry in sections.items()
+    }
+
+    def decided(engine):
+        facts = RunFacts(reachable=frozenset({"loss_scale"}), loss_scale_dynamic=True)
+        state, kinds = engine.init(facts), []
+        for step in range(1, 13):
+            # The tiny trials had norms of 1.0 to 1.2.
+            norm, overflow = (2.5 if step == 12 else 1.0 + 0.1 * (step % 3)), float(step == 1)
+            seen = Observation(
+                step=step, loss=3.0, grad_norm=norm, overflow=overflow, update_skipped=overflow,
+                loss_scale=2.0**24 if step == 1 else 1024.0,
+            )  # fmt: skip
+            found = engine.step(seen, state)
+            state = found.state
+            kinds += [finding.kind.value for finding in found.findings]
+            if step == 1:
+                kinds += [action.value for action in found.grants if action.knob == "loss_scale"]
+        return kinds
+
+    taught = decided(build_engine(policies, mode="act", prior=settings.prior))
+    assert 1024.0 in taught
+    assert "grad_norm_spike" in taught
+    alone = decided(build_engine({}, mode="act"))
+    assert 1024.0 not in alone
+    assert "grad_norm_spike" not in alone
 
 
 def test_any_finished_trial_can_be_exported_anywhere(project, tmp_path):

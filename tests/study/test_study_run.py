@@ -118,7 +118,7 @@ def test_what_each_knob_gave_is_measured_on_request_and_once(tiny):
         space={"micro_batch_size": [1, 4], "recompute": ["none", "full"]},
         study={"trials": 2},
         trial={"repeats": 2},
-        behaviour={"1-none": "crash"},
+        behaviour={"4-full": "crash"},
     )
     plain = run_study(tiny.study_file, tiny.out).summary
     (both,) = plain.ablation
@@ -128,12 +128,14 @@ def test_what_each_knob_gave_is_measured_on_request_and_once(tiny):
         tiny.study_file, tiny.out, ablate_winner=True, on_event=notes.append
     ).summary
     first, second = summary.ablation
-    assert (first.changed, first.trial) == ({"micro_batch_size": (1, 4)}, None)
-    assert (first.ratio, second.ratio) == (pytest.approx(13 / 7), pytest.approx(7 / 4))
-    assert second.changed == {"recompute": ("full", "none")}
+    # Memory knobs come in their order, but with the larger micro-batch alone it crashes.
+    assert (first.changed, first.trial) == ({"recompute": ("full", "none")}, None)
+    assert (first.ratio, second.ratio) == (pytest.approx(1.3), pytest.approx(2.5))
+    assert second.changed == {"micro_batch_size": (1, 4)}
     assert len(summary.trials) == 2, "it is no trial of the search"
     said = [note.message for note in notes if isinstance(note, StudyNote)]
     assert any("measuring for the ablation: micro_batch_size=4" in text for text in said)
+    assert any(text.startswith("left out, it ended crash") for text in said)
     launches = len(tiny.log())
     for again in (True, False):
         known = run_study(tiny.study_file, tiny.out, ablate_winner=again).summary
@@ -162,6 +164,27 @@ def test_front_of_speed_and_stability_is_searched_on_request(tiny):
     tiny.write(score={"pareto": True})
     with pytest.raises(ConfigError, match="score.pareto needs study.sampler tpe or random"):
         run_study(tiny.study_file, tiny.out)
+
+
+def test_search_that_no_longer_pays_confirms_says_so_and_stays_ended(tiny):
+    tiny.write(
+        study={"stop": {"min_gain": 0.9, "min_trials": 3}},
+        space={"micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "full"]},
+        trial={"repeats": 1},
+    )
+    notes = []
+    summary = run_study(tiny.study_file, tiny.out, on_event=notes.append).summary
+    assert len(summary.trials) == 3
+    assert summary.search_ended.startswith("a further trial is expected to gain")
+    assert "less than stop.min_gain = 90.0%" in summary.search_ended
+    said = [note.message for note in notes if isinstance(note, StudyNote)]
+    assert f"the search is over: {summary.search_ended}" in said
+    assert summary.complete
+    assert summary.trial(summary.winner).confirmed
+    launches = len(tiny.log())
+    again = run_study(tiny.study_file, tiny.out).summary
+    assert (again.search_ended, again.winner) == (summary.search_ended, summary.winner)
+    assert len(tiny.log()) == launches
 
 
 def test_killed_search_goes_on_and_repeats_nothing_that_finished(tiny, monkeypatch):
