@@ -23,7 +23,7 @@ GRAPH = (
     "guarded", "stopped", "crashed", "broken", "trial", "evaluated", "resumed", "twice", "ragged",
     "host_cost", "model_signals", "handed_over",
 )  # fmt: skip
-PYNATIVE = ("loop", "foreign_knobs", "guarded", "model_signals", "handed_over")
+PYNATIVE = ("loop", "foreign_knobs", "guarded", "model_signals")
 KNOBS_OF_OUR_STEP = ["clip_norm", "compression_ratio", "global_batch_size", "micro_batch_size",
                      "skip_threshold"]  # fmt: skip
 
@@ -241,8 +241,8 @@ def test_the_batch_is_resized_live_and_only_a_new_graph_compiles(graph):
     assert "hidden_steps" not in graph["resize"]["result"]["findings"]
 
 
-def test_a_scale_that_the_trials_found_to_run_clean_costs_one_update(both):
-    seen = both["handed_over"]
+def test_a_scale_that_the_trials_found_to_run_clean_costs_one_update(graph):
+    seen = graph["handed_over"]
     scales = [row["loss_scale"] for row in seen["known"]]
     assert scales == [2.0**24] + [1024.0] * 13
     assert [row["update_skipped"] for row in seen["known"]] == [1.0] + [0.0] * 13
