@@ -378,6 +378,17 @@ def test_time_budget_starts_no_further_config_but_still_confirms(tiny, monkeypat
     assert notes == ["the search is over: the time budget of 1 s is used up"]
 
 
+def test_a_study_ends_with_its_reason_when_no_trial_pays_any_more(tiny):
+    stop = {"min_gain": 1.0, "min_trials": 2}
+    tiny.write(trial={"repeats": 1}, study={"sampler": "staged", "stop": stop, "trials": 6})
+    events = []
+    run_study(tiny.study_file, tiny.out, on_event=events.append)
+    notes = [event.message for event in events if isinstance(event, StudyNote)]
+    assert len({line[0] for line in tiny.log()}) == 2
+    assert notes[-1].startswith("the search is over: a further trial is expected to gain ")
+    assert notes[-1].endswith("less than stop.min_gain = 100.0%")
+
+
 def test_base_that_crashes_once_is_measured_again(tiny):
     tiny.write(
         space={"micro_batch_size": [1, 4], "recompute": "full"},
