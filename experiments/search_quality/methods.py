@@ -23,6 +23,7 @@ from mindtune.search.knobs import Config, KnobValue
 from mindtune.search.layout import DEGREES
 from mindtune.search.ranking import choices
 from mindtune.search.sampler import make_sampler
+from mindtune.search.stopping import StopRule
 from mindtune.search.study import Proposer
 
 __all__ = ["METHODS", "Searcher"]
@@ -43,11 +44,18 @@ class Searcher(Protocol):
 class _Proposed:
     """A study as a user runs it, with one of the samplers of the study file."""
 
-    def __init__(self, sampler: str, report: SpaceReport, trials: int, seed: int) -> None:
+    def __init__(
+        self,
+        sampler: str,
+        report: SpaceReport,
+        trials: int,
+        seed: int,
+        stop: StopRule | None = None,
+    ) -> None:
         study = optuna.create_study(
             direction="maximize", sampler=make_sampler(sampler, report, seed=seed)
         )
-        self._proposer = Proposer(study, report, trials=trials, seed=seed)
+        self._proposer = Proposer(study, report, trials=trials, stop=stop, seed=seed)
         self._number = 0
 
     def ask(self) -> Config | None:
@@ -196,6 +204,9 @@ def _ordered(
 
 METHODS: dict[str, Callable[[SpaceReport, int, int], Searcher]] = {
     "guided": _proposed("guided"),
+    "guided_with_stop": lambda report, trials, seed: _Proposed(
+        "guided", report, trials, seed, StopRule()
+    ),
     "staged": _proposed("staged"),
     "tpe": lambda report, _trials, seed: _PerKnob(TPESampler(seed=seed), report),
     "random": lambda report, _trials, seed: _PerKnob(RandomSampler(seed=seed), report),

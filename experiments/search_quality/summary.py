@@ -74,7 +74,7 @@ def _rules(rows: Sequence[SearchRow], problems: Sequence[str]) -> list[str]:
 def _methods(rows: Sequence[SearchRow]) -> list[str]:
     """Return one problem's table."""
     columns = [
-        "method", "seeds", f"trials to {NEAR:.0%}", "got there",
+        "method", "seeds", "trials made", f"trials to {NEAR:.0%}", "got there",
         *(f"regret after {budget}" for budget in _BUDGETS), "failed of the first 15",
         "own time per trial",
     ]  # fmt: skip
@@ -84,13 +84,13 @@ def _methods(rows: Sequence[SearchRow]) -> list[str]:
         if not own:
             continue
         reached = sum(row.trials_to(NEAR) is not None for row in own)
-        failures = [float(row.failures(15)) for row in own]
         asked = statistics.median(row.ask_s for row in own)
         lines.append(
             _line([
-                method, str(len(own)), _needed_text(own), f"{reached} of {len(own)}",
+                method, str(len(own)), _counts([len(row.outcomes) for row in own]),
+                _needed_text(own), f"{reached} of {len(own)}",
                 *(_share([row.regret_after(budget) for row in own]) for budget in _BUDGETS),
-                f"{statistics.median(failures):g} [{min(failures):g}, {max(failures):g}]",
+                _counts([row.failures(15) for row in own]),
                 f"{1e3 * asked:.0f} ms",
             ])
         )  # fmt: skip
@@ -109,6 +109,12 @@ def _needed_text(rows: Sequence[SearchRow]) -> str:
     last = len(needed) - 1
     low, middle, high = (needed[math.ceil(last * part)] for part in (0.25, 0.5, 0.75))
     return text(middle) if low == high else f"{text(middle)} [{text(low)}, {text(high)}]"
+
+
+def _counts(values: Sequence[int]) -> str:
+    """Return median and range of whole numbers."""
+    middle = f"{statistics.median(values):g}"
+    return middle if len(set(values)) == 1 else f"{middle} [{min(values)}, {max(values)}]"
 
 
 def _share(values: Sequence[float]) -> str:
