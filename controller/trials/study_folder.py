@@ -1,7 +1,8 @@
 """A study's folder on disk: names, one process at a time, nothing half written.
 
 study.yaml, base_config.yaml (as the study measured it), study.db, peak.json, summary.json,
-best_config.yaml and trials/NNNN/repeat_K/, where repeat_0 is the search's own measurement.
+best_config.yaml and trials/NNNN/repeat_K/, where repeat_0 is the search's own measurement. A
+worker has a folder of its own with nothing but its trials, by default in workers/.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class SlowSampler(GuidedSampler):
 
     def sample_relative(self, study, trial, search_space):
         chosen = super().sample_relative(study, trial, search_space)
-        time.sleep(0.05)
+        time.sleep(0.1)
         return chosen
 
 

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import yaml
 
+from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.study_folder import StudyFolder
 from mindtune.controller.trials.summary import read_summary
 
@@ -81,6 +82,22 @@ class Tiny:
         lines = [line.split() for line in self.log_file.read_text().splitlines()]
         return [line[1:] for line in lines if line[0] == kind]
 
+    def let_base_end(self, study, members):
+        """Let a base config that behaves as `wait` end once so many processes are on the study.
+
+        Args:
+            study: returns the Optuna study; fails as long as there is none.
+            members: how many, the search included.
+        """
+        end = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(KeyError, ConfigError):
+                if sum(name.startswith("worker:") for name in study().user_attrs) >= members:
+                    break
+            assert time.monotonic() < end, "the workers do not join"
+            time.sleep(0.2)
+        Path(f"{self.log_file}.go").touch()
+
     def trial_below(self, *roots):
         """Return (process of `roots`, number) of a trial that runs below it; None: there is none.
 
@@ -102,7 +119,9 @@ class Tiny:
         starts = [tuple(line[2:4]) for line in first]
         again = [tuple(line[2:4]) for line in first if line[0] in interrupted]
         assert sorted(starts) == sorted([*set(starts), *again])
-        ends = [tuple(line[2:4]) for line in self.log("end") if line[1] == "0"]
+        # A program may end just before its search is killed, which then has nothing of it.
+        ended = [line for line in self.log("end") if line[1] == "0" and line[0] not in interrupted]
+        ends = [tuple(line[2:4]) for line in ended]
         assert sorted(ends) == sorted(set(starts))
         summary = read_summary(StudyFolder(self.out))
         assert summary.complete

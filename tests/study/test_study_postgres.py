@@ -8,6 +8,7 @@ import time
 
 import optuna
 import pytest
+from optuna.trial import TrialState
 
 from mindtune.controller.trials.storage import open_storage, storage_address
 from mindtune.search.attributes import OUTCOME, RETRY_OF
@@ -27,7 +28,11 @@ def wait_for(condition, seconds=60):
 def test_two_workers_join_by_the_database_alone_and_nothing_is_lost_or_run_twice(
     tiny, postgres_url, monkeypatch
 ):
-    tiny.write(trial={"repeats": 1}, study={"trials": 6, "storage": "env:STUDY_DATABASE"})
+    tiny.write(
+        trial={"repeats": 1, "startup_deadline": "120s"},
+        study={"trials": 6, "storage": "env:STUDY_DATABASE"},
+        behaviour={"1-full": "wait"},
+    )
     monkeypatch.setenv("STUDY_DATABASE", postgres_url)
     environment = {**os.environ, "TINY_SLEEP": "0.1"}
 
@@ -37,10 +42,15 @@ def test_two_workers_join_by_the_database_alone_and_nothing_is_lost_or_run_twice
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
+    def stored():
+        address = storage_address("env:STUDY_DATABASE", tiny.out)
+        return optuna.load_study(storage=open_storage(address), study_name="tiny")
+
     # Workers may be started before the search.
     workers = [start("worker"), start("worker", "--out", str(tiny.folder / "second"))]
     search = start("search", "--out", str(tiny.out))
     try:
+        tiny.let_base_end(stored, members=3)
         killed, first = wait_for(lambda: tiny.trial_below(*workers))
         killed.send_signal(signal.SIGKILL)
         other = workers[1 - workers.index(killed)]
@@ -57,14 +67,13 @@ def test_two_workers_join_by_the_database_alone_and_nothing_is_lost_or_run_twice
     assert f"trial {first} was interrupted and is started again" in said + told[other]
     # Who is ended by a signal gives its trial back itself.
     assert f"trial {second} was interrupted and is started again" in told[other]
-    study = optuna.load_study(
-        storage=open_storage(storage_address("env:STUDY_DATABASE", tiny.out)), study_name="tiny"
-    )
+    study = stored()
     trials = study.trials
     assert {trials[int(n)].user_attrs[OUTCOME] for n in (first, second)} == {"interrupted"}
-    retried = sorted(t.user_attrs[RETRY_OF] for t in trials if RETRY_OF in t.user_attrs)
-    assert retried == sorted(map(int, (first, second)))
-    assert all(trial.state.is_finished() for trial in trials)
+    # Two may notice the same end and queue it twice; the later copy is closed as a duplicate.
+    retried = {t.user_attrs[RETRY_OF] for t in trials if RETRY_OF in t.user_attrs}
+    assert retried == {int(first), int(second)}
+    assert TrialState.RUNNING not in {trial.state for trial in trials}
     # The password is nowhere: not in what was said, nor in any file, nor in the study.
     assert "joined study tiny in env:STUDY_DATABASE" in told[other]
     kept = [p.read_bytes() for p in tiny.folder.rglob("*") if p.is_file()]

@@ -256,6 +256,32 @@ def test_a_study_measures_its_configs_through_slurm(run, tiny):
     assert tiny.record(1)["exit_codes"]["rank0"] == 0
 
 
+@pytest.mark.mindspore
+@pytest.mark.msrun
+def test_ranks_meet_under_msrun_inside_a_job(run, tmp_path):
+    outcome = run(
+        """
+        import json, os
+        import numpy as np
+        import mindspore as ms
+        from mindspore import communication, ops
+
+        communication.init()
+        rank = communication.get_rank()
+        total = ops.AllReduce()(ms.Tensor(np.array([rank + 1.0], np.float32))).asnumpy()
+        message = f"{communication.get_group_size()} ranks, sum {total[0]:g}, job {os.environ['SLURM_JOB_NAME']}"
+        name = "result.json" if rank == 0 else f"result.rank{rank}.json"
+        with open(os.path.join(os.environ["MINDTUNE_TRIAL_DIR"], name), "w") as file:
+            json.dump({"outcome": "ok", "step_time_s": [1.0], "message": message}, file)
+        """,
+        num_ranks=2, ranks_per_node=8, startup=180.0, deadline=60.0,
+    )  # fmt: skip
+    record = outcome.record
+    assert (record.outcome, record.exit_codes["rank0"], record.exit_codes["rank1"]) == ("ok", 0, 0)
+    assert record.message.startswith("2 ranks, sum 3, job mindtune_")
+    assert (tmp_path / "100% trial" / "ranks" / "worker_1.log").exists()
+
+
 def test_slurm_that_is_not_here_is_refused_before_anything_is_written(tiny, monkeypatch):
     tiny.write(trial={"launcher": "slurm"})
     monkeypatch.setenv("PATH", str(tiny.folder))

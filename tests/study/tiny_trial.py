@@ -46,6 +46,8 @@ def main():
     log(config, f"start {name} {plan['seed']} {os.getpid()}")
     log(config, f"devices {plan['number']} {os.environ.get('ASCEND_RT_VISIBLE_DEVICES')}")
     behaviour = config.get("behaviour", {}).get(f"{micro}-{recompute}", "good")
+    while behaviour == "wait" and not Path(config["log"] + ".go").exists():
+        time.sleep(0.05)
     if behaviour == "crash":
         raise RuntimeError("the flux capacitor is empty")
     if behaviour == "crash_once" and not Path(config["log"] + ".once").exists():
