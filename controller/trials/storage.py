@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import sqlite3
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,11 @@ _ENV = "env:"
 _LOCK_WAIT_S = 5.0
 _BUSY_TIMEOUT_S = 60.0
 """SQLite waits so long for another writer, such as a dashboard or a second reader."""
+_TABLES_WAIT_S = 10.0
+"""Workers that start together make the tables together; all but one fail at first."""
+_NEW_TABLES = ("already exists", "no such table", "does not exist", "UNIQUE constraint failed",
+               "duplicate key")  # fmt: skip
+"""What SQLite and PostgreSQL then say."""
 _MAGIC = b"SQLite format 3\0"
 
 
@@ -119,23 +125,46 @@ def open_storage(address: StorageAddress) -> optuna.storages.BaseStorage:
     """
     if address.file is not None:
         _check_file(address.file)
-    import optuna  # noqa: PLC0415 - the light commands do without it
-
     # A server may have dropped a connection that was idle while a trial ran.
     arguments: dict[str, Any] = {"pool_pre_ping": True}
     if address.file is not None:
         arguments = {"connect_args": {"timeout": _BUSY_TIMEOUT_S}}
+    last_try = time.monotonic() + _TABLES_WAIT_S
     try:
-        with storage_errors(address):
-            storage = optuna.storages.RDBStorage(address.url, engine_kwargs=arguments)
-            if address.file is not None:
-                _lock_before_reading(storage.engine)
-            return storage
+        while True:
+            with contextlib.suppress(_TablesInTheMakingError), storage_errors(address):
+                storage = _make_tables(address, arguments, is_last=time.monotonic() >= last_try)
+                if address.file is not None:
+                    _lock_before_reading(storage.engine)
+                return storage
+            time.sleep(0.2)
     except ImportError as error:
         raise ConfigError(
             f"the storage {address.shown} needs a database driver that is not installed "
             f"({_without_secrets(str(error.__cause__ or error), address)}); install it."
         ) from None
+
+
+class _TablesInTheMakingError(Exception):
+    """Another process makes the tables right now."""
+
+
+def _make_tables(
+    address: StorageAddress, arguments: dict[str, Any], *, is_last: bool
+) -> optuna.storages.RDBStorage:
+    """Open a storage whose tables are all there, made by this process or another one."""
+    import optuna  # noqa: PLC0415 - the light commands do without it
+    import sqlalchemy.exc  # noqa: PLC0415 - as above
+
+    try:
+        storage = optuna.storages.RDBStorage(address.url, engine_kwargs=arguments)
+        storage.get_all_studies()
+    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        text = f"{error} {error.__cause__}"
+        if is_last or not any(sign in text for sign in _NEW_TABLES):
+            raise
+        raise _TablesInTheMakingError from error
+    return storage
 
 
 def _lock_before_reading(engine: Engine) -> None:
