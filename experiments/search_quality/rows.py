@@ -6,16 +6,14 @@ may be stopped at any time and goes on where it was.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
 
-from mindtune.controller.contract import Document, parse
-from mindtune.controller.errors import ConfigError
-from mindtune.controller.records.append_file import open_append
+from mindtune.controller.contract import Document
 from mindtune.experiments.provenance import Provenance
+from mindtune.experiments.row_file import append_row, read_keyed_rows
 
 __all__ = ["RowKey", "SearchRow", "append_row", "read_rows"]
 
@@ -74,44 +72,6 @@ class SearchRow(Document):
         return sum(outcome != "ok" for outcome in self.outcomes[:trials])
 
 
-def append_row(path: Path, row: SearchRow) -> None:
-    """Append one row; it is in the file when this returns.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
-    with open_append(path) as file:
-        file.write(row.to_json(indent=None) + "\n")
-
-
 def read_rows(path: Path) -> dict[RowKey, SearchRow]:
-    """Return the rows of a file in their order; none where there is no file.
-
-    A cut last line, which a killed writer left, is passed over.
-
-    Raises:
-        ConfigError: A whole line is no row, or two rows have one key.
-    """
-    rows: dict[RowKey, SearchRow] = {}
-    if not path.exists():
-        return rows
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith("\n"):
-                break
-            row = _row(line, source=f"{path}, line {number}")
-            if row.key in rows:
-                raise ConfigError(
-                    f"{path}, line {number}: {row.key} must stand once, but it is there before; "
-                    "remove one of the two lines."
-                )
-            rows[row.key] = row
-    return rows
-
-
-def _row(line: str, *, source: str) -> SearchRow:
-    try:
-        content = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{source} must be JSON, but: {error.msg}.") from None
-    return parse(SearchRow, content, source=source)
+    """Return the rows of a file by key; see `read_keyed_rows`."""
+    return read_keyed_rows(path, SearchRow, lambda row: row.key)
