@@ -195,7 +195,7 @@ _ALL = (
         wanted="lower the learning rate",
         plant=_wrong_rate,
         expected=_SPIKES | {Kind.PLATEAU},
-        justified=_RATE,
+        justified=_RATE | _SKIP,
     ),
     Case(
         name="learning_rate_jump",
@@ -203,7 +203,7 @@ _ALL = (
         wanted="lower the learning rate",
         plant=_at_half("learning_rate_jump", factor=30.0),
         expected=_SPIKES | {Kind.PLATEAU},
-        justified=_RATE,
+        justified=_RATE | _SKIP,
     ),
     Case(
         name="loss_scale",

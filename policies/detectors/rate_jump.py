@@ -3,10 +3,15 @@
 Theory of operation. Schedules warm up in small steps, fall, and restart at a rate that the run has
 seen before. A rate of `rate_jump` times the highest of all earlier ones, in one step and after at
 least `_KNOWN` rates, is a mistake (a typing error in a resumed run, a changed unit, a second
-warm-up), but may be meant. If the loss is flagged as a spike within the next `_WATCHED` steps, it
-was not: the cause is known, so nothing is waited for. A loss that then comes down again comes down
-to another, worse place: on the reference workload at 30 times the rate it is a spike in one step
-only, and ends 8 % higher.
+warm-up), but may be meant. If the loss answers within the next `_WATCHED` steps, it was not: the
+cause is known, so nothing is waited for. A loss that then comes down again comes down to another,
+worse place: on the reference workload at 30 times the rate it is a spike in one step only, and
+ends up to 8 % higher.
+
+How much of an answer it takes depends on the jump, since the more unusual it is, the less the loss
+has to say. Where it just counts as one, the loss has to be a spike; every doubling beyond takes a
+robust deviation off, down to half of a spike's score. Of five seeds of the reference workload at
+30 times the rate (22 times the highest before), one answered by 3.6 deviations only.
 """
 
 from __future__ import annotations
@@ -25,6 +30,8 @@ RATE_JUMP = "learning rate jump"
 """Pattern in the evidence of such a divergence."""
 _KNOWN = 16
 _WATCHED = 8
+_LEAST = 0.5
+"""Share of a spike's score below which a rise of the loss is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +68,19 @@ def judge_rate_jump(
         return (), state
     findings: tuple[Finding, ...] = ()
     before, waits = state.before, max(0, state.waits - 1)
-    if state.waits and judgement.flagged:
+    if state.waits and _answers(judgement, state, thresholds):
         findings = (_finding(observation, loss, judgement.median, state, thresholds),)
     if state.seen >= _KNOWN and rate >= thresholds.rate_jump * state.highest:
         before, waits = state.highest, _WATCHED
     seen = min(_KNOWN, state.seen + 1)
     return findings, RateJumpState(max(rate, state.highest), seen, before, waits)
+
+
+def _answers(judgement: Judgement, state: RateJumpState, thresholds: DetectorThresholds) -> bool:
+    """Whether the loss has risen as much as tells against a jump of this size."""
+    doublings = math.log2(state.highest / state.before / thresholds.rate_jump)
+    wanted = max(_LEAST * judgement.threshold, judgement.threshold - doublings)
+    return judgement.flagged or judgement.score >= wanted
 
 
 def _finding(

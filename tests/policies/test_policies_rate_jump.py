@@ -18,9 +18,9 @@ from mindtune.policies.signals import Observation
 JUMP = 50
 
 
-def recorded():
+def recorded(name="learning_rate_jump"):
     """Return the reference workload at 30 times its rate from step 50 on, which nobody cut."""
-    path = Path(__file__).parent / "data" / "learning_rate_jump.csv"
+    path = Path(__file__).parent / "data" / f"{name}.csv"
     with path.open(encoding="utf-8") as file:
         return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
 
@@ -52,6 +52,26 @@ def test_the_rate_is_named_in_the_first_step_that_shows_it():
     assert first.evidence["learning_rate"] == pytest.approx(0.02215)
     assert first.evidence["highest_before"] == pytest.approx(0.001)
     assert "which is 22.1 times the highest before" in first.message
+
+
+def test_a_large_jump_needs_no_spike_to_be_named():
+    first, *_ = found = jumps(recorded("learning_rate_jump_mild"))
+    assert first.step == JUMP + 1
+    assert first.evidence["loss"] == pytest.approx(4.058)
+    assert {f.step for f in found} == {JUMP + 1}
+
+
+@pytest.mark.parametrize(("factor", "named"), [(3.5, False), (11.0, False), (14.0, True)])
+def test_the_larger_the_jump_the_less_the_loss_has_to_say(factor, named):
+    # A quiet loss counts as scattered by 5 %, so that one step stands 4.1 deviations above.
+    rows = [
+        {
+            "loss": 3.0 * (1.0 + 4.1 * 0.05 * (step == 102)),
+            "learning_rate": 1e-4 * (factor if step > 100 else 1.0),
+        }
+        for step in range(1, 121)
+    ]
+    assert bool(jumps(rows)) is named
 
 
 def test_the_run_goes_back_and_on_at_a_sixteenth(replay):
