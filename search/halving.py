@@ -27,7 +27,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["MARGIN", "Bar", "Hopeless", "hopeless", "rungs"]
+__all__ = ["MARGIN", "Bar", "Ceiling", "Hopeless", "ceiling", "hopeless", "rungs"]
 
 MARGIN = 0.1
 """Least share by which the optimistic value must lie below the best: two deviations of a launch
@@ -56,6 +56,16 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class Ceiling:
+    """The best that may still come of a trial."""
+
+    step_time_s: float
+    """Median, if all that is still to come goes as well as it can."""
+    bad: int
+    """Bad steps that it has had already."""
+
+
+@dataclass(frozen=True)
 class Hopeless:
     """Why a trial cannot catch up."""
 
@@ -75,8 +85,20 @@ def rungs(measure_steps: int) -> tuple[int, ...]:
     return tuple(sorted(rung for rung in wished if rung < measure_steps))
 
 
+def ceiling(
+    step_times_s: Sequence[float], is_bad: Sequence[bool], *, measure_steps: int
+) -> Ceiling | None:
+    """Return the best that may still come of a trial; None before its first rung.
+
+    It follows from the steps up to the last rung that was reached alone. The arguments are those
+    of `hopeless`.
+    """
+    reached = [rung for rung in rungs(measure_steps) if rung <= len(step_times_s)]
+    return _ceiling(step_times_s, is_bad, reached[-1]) if reached else None
+
+
 def hopeless(
-    step_times_s: Sequence[float], bad: int, bar: Bar, *, measure_steps: int
+    step_times_s: Sequence[float], is_bad: Sequence[bool], bar: Bar, *, measure_steps: int
 ) -> Hopeless | None:
     """Return why a trial cannot catch up with the best, or None while it can.
 
@@ -84,7 +106,7 @@ def hopeless(
 
     Args:
         step_times_s: Of the measured steps so far.
-        bad: How many of them were non-finite, overflowed or skipped.
+        is_bad: Of the same steps, whether they were non-finite, overflowed or skipped.
         bar: The best trial so far.
         measure_steps: Steps that are to be measured in all.
     """
@@ -92,16 +114,20 @@ def hopeless(
     for rung in steps:
         if len(step_times_s) < rung:
             return None
-        possible_s = _possible(step_times_s[:rung])
-        stability = max(0.0, 1.0 - bad / measure_steps)
+        possible = _ceiling(step_times_s, is_bad, rung)
+        stability = 1.0 - possible.bad / measure_steps
         steadiness = stability / bar.stability if bar.stability > 0 else 1.0
-        speed = bar.step_time_s / possible_s
+        speed = bar.step_time_s / possible.step_time_s
         share = speed**bar.mfu_exponent * steadiness**bar.stability_exponent
         margin = max(MARGIN, _NOISES * bar.noise) * (1 if rung == steps[-1] else 2)
         margin = min(_MAX_MARGIN, margin)
         if share < 1.0 - margin:
-            return Hopeless(rung, share, margin, possible_s)
+            return Hopeless(rung, share, margin, possible.step_time_s)
     return None
+
+
+def _ceiling(step_times_s: Sequence[float], is_bad: Sequence[bool], rung: int) -> Ceiling:
+    return Ceiling(_possible(step_times_s[:rung]), sum(is_bad[:rung]))
 
 
 def _possible(times: Sequence[float]) -> float:

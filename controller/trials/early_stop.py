@@ -13,9 +13,10 @@ from pathlib import Path
 
 from mindtune.controller.contract import SignalRow, read_rows
 from mindtune.controller.errors import ConfigError
-from mindtune.search.halving import Bar, hopeless
+from mindtune.search.halving import Bar, ceiling, hopeless
+from mindtune.search.scoring import MeasuredTrial
 
-__all__ = ["Progress", "ProgressReader", "stop_reason"]
+__all__ = ["Progress", "ProgressReader", "possible_trial", "stop_reason"]
 
 _MIN_SAVING_S = 2.0
 """A trial that is over by then may end by itself: what it measures is worth more."""
@@ -29,8 +30,8 @@ class Progress:
     """Steps done, warm-up included."""
     step_time_s: tuple[float, ...]
     """Of the steps after the warm-up that were timed."""
-    bad: int
-    """Of them, steps that are non-finite, overflowed or skipped."""
+    is_bad: tuple[bool, ...]
+    """Of the same steps: whether they were non-finite, overflowed or skipped."""
 
     @property
     def measured(self) -> int:
@@ -45,7 +46,7 @@ class ProgressReader:
         self._path = path
         self._warmup_steps = warmup_steps
         self._size = -1
-        self._progress = Progress(steps=0, step_time_s=(), bad=0)
+        self._progress = Progress(steps=0, step_time_s=(), is_bad=())
 
     def read(self) -> Progress:
         """Return the progress so far; rows that cannot be read end it."""
@@ -62,7 +63,7 @@ class ProgressReader:
         return self._progress
 
     def _count(self) -> Progress:
-        steps, bad, times = 0, 0, []
+        steps, is_bad, times = 0, [], []
         try:
             with self._path.open(encoding="utf-8", errors="replace", newline="") as lines:
                 for row in read_rows(lines, source=str(self._path)):
@@ -72,11 +73,11 @@ class ProgressReader:
                         continue
                     if seen.step_time_s is not None and 0 < seen.step_time_s < math.inf:
                         times.append(seen.step_time_s)
-                        bad += _is_bad(row)
+                        is_bad.append(_is_bad(row))
         except (ConfigError, OSError):
             # Another program's table that cannot be read is no progress; its result decides.
             pass
-        return Progress(steps=steps, step_time_s=tuple(times), bad=bad)
+        return Progress(steps=steps, step_time_s=tuple(times), is_bad=tuple(is_bad))
 
 
 def _is_training(row: SignalRow) -> bool:
@@ -101,7 +102,7 @@ def stop_reason(progress: Progress, bar: Bar, *, measure_steps: int) -> str | No
         bar: the best trial so far.
         measure_steps: steps that it is to measure in all.
     """
-    found = hopeless(progress.step_time_s, progress.bad, bar, measure_steps=measure_steps)
+    found = hopeless(progress.step_time_s, progress.is_bad, bar, measure_steps=measure_steps)
     if found is None:
         return None
     left_s = (measure_steps - progress.measured) * found.step_time_s
@@ -112,3 +113,11 @@ def stop_reason(progress: Progress, bar: Bar, *, measure_steps: int) -> str | No
         f"of the best value by its first {found.steps} (a step of {found.step_time_s:.3g} s, best "
         f"config {bar.step_time_s:.3g} s), and noise explains {found.margin:.0%}"
     )
+
+
+def possible_trial(progress: Progress, *, measure_steps: int) -> MeasuredTrial | None:
+    """Return the best that a stopped trial could have come to; None before its first rung."""
+    best = ceiling(progress.step_time_s, progress.is_bad, measure_steps=measure_steps)
+    if best is None:
+        return None
+    return MeasuredTrial(step_time_s=(best.step_time_s,) * measure_steps, bad_steps=best.bad)

@@ -15,7 +15,7 @@ from mindtune.controller.contract import (
     read_document,
 )
 from mindtune.controller.errors import ConfigError
-from mindtune.controller.trials.early_stop import ProgressReader, stop_reason
+from mindtune.controller.trials.early_stop import ProgressReader, possible_trial, stop_reason
 from mindtune.controller.trials.identity import Identity, measurement_hash
 from mindtune.controller.trials.launcher import launch
 from mindtune.controller.trials.measured import measured_trial
@@ -45,6 +45,8 @@ class Launch:
     outcome: TrialOutcome
     measured: MeasuredTrial | None
     """None unless it ended ok, or was stopped early with something measured."""
+    possible: MeasuredTrial | None = None
+    """The best that could still have come of it, if it was stopped early; None: not known here."""
 
 
 @dataclass(frozen=True)
@@ -151,24 +153,31 @@ class Measurer:
 
 
 def _launch(plan: TrialPlan, folder: Path, outcome: TrialOutcome) -> Launch:
+    measured, possible = measured_trial(outcome), None
+    if outcome.record.outcome == "pruned":
+        measured, possible = _stopped(plan, folder)
     return Launch(
         number=plan.number,
         repeat=plan.repeat,
         plan=plan,
         folder=folder,
         outcome=outcome,
-        measured=_partial(plan, folder)
-        if outcome.record.outcome == "pruned"
-        else measured_trial(outcome),
+        measured=measured,
+        possible=possible,
     )
 
 
-def _partial(plan: TrialPlan, folder: Path) -> MeasuredTrial | None:
-    """Return what a stopped trial had measured until then."""
+def _stopped(
+    plan: TrialPlan, folder: Path
+) -> tuple[MeasuredTrial | None, MeasuredTrial | None]:
+    """Return what a stopped trial had measured until then, and what could have come of it."""
     progress = ProgressReader(folder / "signals.csv", warmup_steps=plan.warmup_steps).read()
     if not progress.step_time_s:
-        return None
-    return MeasuredTrial(step_time_s=progress.step_time_s, bad_steps=progress.bad)
+        return None, None
+    return (
+        MeasuredTrial(step_time_s=progress.step_time_s, bad_steps=sum(progress.is_bad)),
+        possible_trial(progress, measure_steps=plan.measure_steps),
+    )
 
 
 def _result(folder: Path) -> TrialResult | None:

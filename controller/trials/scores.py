@@ -90,6 +90,10 @@ class Scorer:
             wall_s=record.wall_s,
         )
 
+    def bound(self, launch: Launch) -> float | None:
+        """Return the value that a stopped trial could not have exceeded; None: not known."""
+        return None if launch.possible is None else self.score(launch.possible).value
+
     def bar(self, best: Measurement, *, noise: float | None) -> Bar | None:
         """Return what a running trial is compared with.
 

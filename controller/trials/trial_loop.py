@@ -233,9 +233,10 @@ class TrialLoop:
         attributes = {**_attributes(measurement), LAUNCH: to_attribute(launch)}
         pareto = self.state.setup.study.score.pareto
         objectives = measurement.speed_and_stability() if pareto else None
-        if self.proposer.tell(
-            trial, outcome, measurement.value, attributes, objectives=objectives
-        ):
+        value = measurement.value
+        if outcome == "pruned":
+            value = self.state.scorer.bound(launch)  # what its first steps came to may yet rise
+        if self.proposer.tell(trial, outcome, value, attributes, objectives=objectives):
             self._settled.add(trial)
             self.measured += 1
         else:

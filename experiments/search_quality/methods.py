@@ -79,7 +79,9 @@ class _PerKnob:
     search by hand would leave them out.
     """
 
-    def __init__(self, sampler: optuna.samplers.BaseSampler, report: SpaceReport) -> None:
+    def __init__(
+        self, sampler: optuna.samplers.BaseSampler, report: SpaceReport, seed: int
+    ) -> None:
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
         self._names = _independent(report)
         self._parameters: dict[str, BaseDistribution] = {
@@ -90,7 +92,7 @@ class _PerKnob:
         base = choose_baseline(report).config
         self._left = {self._key(base): base}
         self._left |= {self._key(entry.config): entry.config for entry in report.configs}
-        self._draw = random.Random(0)
+        self._draw = random.Random(seed)
         self._enqueue(base)
         self._open: optuna.Trial | None = None
 
@@ -208,8 +210,8 @@ METHODS: dict[str, Callable[[SpaceReport, int, int], Searcher]] = {
         "guided", report, trials, seed, StopRule()
     ),
     "staged": _proposed("staged"),
-    "tpe": lambda report, _trials, seed: _PerKnob(TPESampler(seed=seed), report),
-    "random": lambda report, _trials, seed: _PerKnob(RandomSampler(seed=seed), report),
+    "tpe": lambda report, _trials, seed: _PerKnob(TPESampler(seed=seed), report, seed),
+    "random": lambda report, _trials, seed: _PerKnob(RandomSampler(seed=seed), report, seed),
     "grid": _ordered(_grid_order),
     "largest_micro_batch": _ordered(_largest_micro_batch),
 }

@@ -16,7 +16,12 @@ from mindtune.controller.contract import (
     write_yaml,
 )
 from mindtune.controller.trials.confirm import Plan, choose, judge_convergence, num_leaders
-from mindtune.controller.trials.early_stop import Progress, ProgressReader, stop_reason
+from mindtune.controller.trials.early_stop import (
+    Progress,
+    ProgressReader,
+    possible_trial,
+    stop_reason,
+)
 from mindtune.controller.trials.learned import learn
 from mindtune.controller.trials.measure import Launch
 from mindtune.controller.trials.measured import bad_steps, final_loss, loss_curve, measured_trial
@@ -99,7 +104,8 @@ BAR = Bar(step_time_s=0.1, stability=1.0, mfu_exponent=1.0, stability_exponent=1
 
 
 def seen(times, bad=0):
-    return Progress(steps=len(times) + 2, step_time_s=tuple(times), bad=bad)
+    is_bad = tuple(index < bad for index in range(len(times)))
+    return Progress(steps=len(times) + 2, step_time_s=tuple(times), is_bad=is_bad)
 
 
 @pytest.mark.parametrize(
@@ -121,15 +127,24 @@ def test_trial_is_stopped_only_where_that_saves_something(progress, stopped):
         )
 
 
+def test_what_could_have_come_of_a_stopped_trial_is_more_than_what_it_measured():
+    progress = seen([0.3] * 6 + [0.2] * 6, bad=2)
+    possible = possible_trial(progress, measure_steps=100)
+    assert (len(possible.step_time_s), possible.bad_steps) == (100, 2)
+    assert possible.median_s == pytest.approx(0.2 * 0.2 / 0.3)
+    assert stability(possible) == pytest.approx(0.98)
+    assert possible_trial(seen([0.3] * 11), measure_steps=100) is None
+
+
 def test_progress_is_read_as_it_grows(tmp_path):
     path = tmp_path / "signals.csv"
     reader = ProgressReader(path, warmup_steps=1)
     assert reader.read().steps == 0
     path.write_text("step,phase,loss,step_time_s\n1,compile,3,9.0\n2,train,2,0.5\n3,tr")
-    assert reader.read() == Progress(steps=2, step_time_s=(0.5,), bad=0)
+    assert reader.read() == Progress(steps=2, step_time_s=(0.5,), is_bad=(False,))
     with path.open("a") as table:
         table.write("ain,nan,0.25\n4,eval,,7.0\nwhat,is,this,row\n")
-    assert reader.read() == Progress(steps=4, step_time_s=(0.5, 0.25), bad=1)
+    assert reader.read() == Progress(steps=4, step_time_s=(0.5, 0.25), is_bad=(False, True))
 
 
 # The confirmation
