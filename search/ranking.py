@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from operator import itemgetter
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mindtune.search.advice import ADVICE
 from mindtune.search.baseline import choose_baseline
 from mindtune.search.constraints import SpaceReport
-from mindtune.search.cost_model import COST_KNOBS, CostModel
+from mindtune.search.cost_model import COST_KNOBS, CostModel, Measurement, calibrate
 from mindtune.search.encoding import Encoding, Flags, Floats, Places, following
 from mindtune.search.forecasts import memory_forecast, time_forecast
 from mindtune.search.history import MAX_STARTS, MEMORY_KNOBS, Attempt, infer
@@ -60,35 +60,42 @@ class Ranking:
     def __init__(self, report: SpaceReport) -> None:
         self.space = report.space
         self.cost = report.cost
+        """Whose verdicts hold now."""
+        self._first_cost = report.cost
+        self._num_learnt = 0
         self._choices = choices(report)
         self.configs: list[Config] = [entry.config for entry in report.configs]
-        self._feasible = report.feasible
         self._has_limit = _has_memory_limit(self.cost)
-        self._all_known = False
-        self._allowed: Flags
+        self._all_known = not self._has_limit
         self._take_in()
+        # The report has judged these already.
+        self._allowed: Flags = np.ones(len(self.configs), dtype=bool)
+        self._rank()
 
     @property
     def feasible(self) -> int:
         """How many configs can work as far as is known now, tried ones included."""
         return int(self._allowed.sum())
 
-    def learn(self, cost: CostModel) -> None:
-        """Judge every config by a model that has learnt from trials.
+    def learn_from(self, measurements: Sequence[Measurement]) -> None:
+        """Let all that trials of the study have measured correct the cost model.
 
-        If nothing would be left, the verdicts stay as they were: then it is the model that is
-        wrong about this training.
+        Nothing happens where no measurement was added, or the model's shape is unknown.
         """
-        if self._has_limit and not self._all_known:
+        if self._first_cost.facts.model is None or len(measurements) == self._num_learnt:
+            return
+        self._num_learnt = len(measurements)
+        self.learn(calibrate(self._first_cost, measurements))
+
+    def learn(self, cost: CostModel) -> None:
+        """Judge every config by a model that has learnt from trials."""
+        if not self._all_known:
             known = {self._values(config) for config in self.configs}
             others = passing_without_memory(self.space, self.cost)
             self.configs += [c for c in others if self._values(c) not in known]
             self._take_in()
-        self.cost = cost
-        allowed = self._fitting()
-        if allowed.any():
-            self._allowed = allowed
-        self._rank()
+            self._all_known = True
+        self._judge_by(cost)
 
     def log_cost(self, configs: Iterable[Mapping[str, KnobValue]]) -> Floats:
         """Return the logarithm of the predicted cost of any configs, 0 where it is unknown."""
@@ -100,8 +107,16 @@ class Ranking:
 
         Left out are those that were tried or are running, but for interrupted ones, unless they
         keep being interrupted, and those that certainly need no less memory than one that ran
-        out of it.
+        out of it. Where a model that has learnt lets none of the others through, its memory is
+        distrusted and the report's verdicts hold again: one bad reading must not end a search.
         """
+        found = self._open(attempts)
+        if not len(found) and self.cost.memory_rates != self._first_cost.memory_rates:
+            self._judge_by(replace(self.cost, memory_rates=self._first_cost.memory_rates))
+            found = self._open(attempts)
+        return found
+
+    def _open(self, attempts: Sequence[Attempt]) -> Indices:
         is_open = self._allowed.copy()
         starts: Counter[int] = Counter()
         for attempt in attempts:
@@ -123,7 +138,6 @@ class Ranking:
 
     def _take_in(self) -> None:
         """Prepare what does not depend on the cost model's rates."""
-        self._all_known = not self._has_limit or len(self.configs) > self._feasible
         self._index = {self._values(config): i for i, config in enumerate(self.configs)}
         every = Encoding(self._choices)
         without = following(every, every.places(self.configs))
@@ -136,7 +150,10 @@ class Ranking:
         self._amounts = _Amounts(complete, self.cost)
         self._overlaps = np.array([bool(config["comm_overlap"]) for config in complete])
         self._advice = self._num_advice(complete)
-        self._allowed = np.arange(len(self.configs)) < self._feasible
+
+    def _judge_by(self, cost: CostModel) -> None:
+        self.cost = cost
+        self._allowed = self._fitting()
         self._rank()
 
     def _rank(self) -> None:

@@ -28,7 +28,8 @@ __all__ = ["ConfigKey", "ablation", "ablation_way", "config_key", "kept_steps", 
            "speed_front", "trial_noise"]  # fmt: skip
 
 ConfigKey = tuple[tuple[str, KnobValue], ...]
-
+_Launches = dict[int, dict[int, float]]
+"""Number of a config -> repeat -> what was measured."""
 
 _WAY_BACK = "mindtune export . --trial {0} --out trial_{0}.yaml"
 
@@ -59,14 +60,25 @@ def trial_noise(
     )
 
 
-def speed_front(trials: Sequence[TrialSummary], noise: TrialNoise) -> list[int]:
-    """Return the configs that no other beats in speed and stability by more than noise."""
+def speed_front(trials: Sequence[TrialSummary]) -> list[int]:
+    """Return the configs that no other beats in speed and stability, each by its own noise."""
     points = {}
+    launches: tuple[_Launches, _Launches] = ({}, {})
     for trial in trials:
         found = trial.speed_and_stability()
         if found is not None:
             points[trial.number] = found
-    return list(front(points, noise=_band(noise) or TIE))
+        for entry in confirming(trial.measurements):
+            for values, value in zip(launches, entry.speed_and_stability() or (), strict=False):
+                values.setdefault(trial.number, {})[entry.repeat] = value
+    speed, stability = (math.expm1(_launch_band(values)) for values in launches)
+    return list(front(points, noise=(speed, stability)))
+
+
+def _launch_band(values: _Launches) -> float:
+    """Return by how much, in logarithms, two launches may differ though equal."""
+    noise = between_launches(values)
+    return TIE if noise is None else _difference(noise.total, noise.freedom)
 
 
 def kept_steps(trials: Sequence[TrialSummary], versions: Mapping[int, str]) -> list[KeptStep]:
@@ -181,10 +193,11 @@ def ablation(
 
 def _band(noise: TrialNoise) -> float | None:
     """Return by how much two launches may differ though equal (95 %); None: not known."""
-    if noise.launch is None:
-        return None
-    quantile = student_quantile(0.975, noise.launch_freedom)
-    return max(TIE, quantile * math.sqrt(2.0) * noise.launch)
+    return None if noise.launch is None else _difference(noise.launch, noise.launch_freedom)
+
+
+def _difference(deviation: float, freedom: int) -> float:
+    return max(TIE, student_quantile(0.975, freedom) * math.sqrt(2.0) * deviation)
 
 
 def _changed(old: Config, new: Config) -> dict[str, tuple[KnobValue, KnobValue]]:

@@ -157,7 +157,7 @@ class StudyState:
             winner=winner,
             reason=reason if winner is not None or self.final is not None else "",
             search_ended=self.search_ended,
-            front=speed_front(trials, noise),
+            front=speed_front(trials),
             kept=kept_steps(trials, self._versions()),
             noise=noise,
             ablation=ablation(

@@ -49,19 +49,28 @@ POINTS = st.dictionaries(
 )
 
 
-@given(POINTS, st.floats(0, 0.3))
-def test_the_front_is_never_empty_and_noise_only_widens_it(points, noise):
-    exact, wide = front(points), front(points, noise=noise)
-    assert exact
-    assert set(exact) <= set(wide)
+@given(POINTS, st.floats(0, 0.3), st.floats(0, 0.3))
+def test_the_front_is_never_empty_and_holds_what_is_best_beyond_noise(points, first, second):
+    found = front(points, noise=(first, second))
+    assert found
     best = max(points, key=lambda number: points[number][0])
-    assert any(points[number][0] == points[best][0] for number in exact)
+    others = [value for number, (value, _) in points.items() if number != best]
+    if all(points[best][0] > value * (1 + first) for value in others):
+        assert best in found
 
 
 def test_dominated_means_nowhere_better_and_somewhere_worse_beyond_noise():
     points = {0: (1.0, 0.5), 1: (0.5, 1.0), 2: (0.5, 0.5), 3: (0.99, 0.5)}
     assert front(points) == (0, 1)
-    assert front(points, noise=0.05) == (0, 1, 3)
+    assert front(points, noise=(0.05, 0.05)) == (0, 1, 3)
+
+
+def test_what_is_better_within_noise_saves_nobody_who_is_worse_beyond_it():
+    points = {0: (0.50, 0.990), 1: (0.25, 0.991)}
+    assert front(points) == (0, 1)
+    assert front(points, noise=(0.05, 0.05)) == (0,)
+    assert front(points, noise=(0.05, 0.0)) == (0, 1), "stability's own noise decides"
+    assert front(points, noise=(2.0, 0.05)) == (0, 1)
 
 
 def test_knobs_that_can_only_change_together_make_one_step():

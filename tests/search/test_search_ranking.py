@@ -12,6 +12,7 @@ from mindtune.search.cost_model import Measurement, calibrate
 from mindtune.search.facts import Cluster, Limits, StudyFacts, Training
 from mindtune.search.history import Attempt, infer
 from mindtune.search.model_shape import ModelShape
+from mindtune.search import ranking as ranking_module
 from mindtune.search.ranking import Ranking
 from mindtune.search.space import Space
 
@@ -76,10 +77,10 @@ def test_after_calibration_verdicts_and_order_are_those_of_a_new_check(
     learnt = calibrate(report.cost, [seen])
     again = check(report.space, learnt)
     ranking.learn(learnt)
-    if not again.configs:
-        assert ranking.feasible == report.feasible
-        return
     assert ranking.feasible == again.feasible
+    if not again.configs:
+        assert {report.space.key(c) for c in allowed(ranking)} == report.keys
+        return
     found = allowed(ranking)
     assert {report.space.key(c) for c in found} == again.keys
     assert all(first_failure(report.space.complete(c), learnt) is None for c in found)
@@ -102,8 +103,68 @@ def test_a_model_that_would_leave_nothing_is_not_believed():
     report = make_report()
     ranking = Ranking(report)
     config = report.space.complete(report.configs[0].config)
-    ranking.learn(calibrate(report.cost, [Measurement(config, 2.0**60, None)]))
+    seen = Measurement(config, 2.0**60, 7.0)
+    ranking.learn_from([seen])
+    assert allowed(ranking), "it is asked for what is left"
     assert ranking.feasible == report.feasible
+    # Others judge by the same model; what it has learnt of time stays.
+    assert ranking.cost.memory_rates == report.cost.memory_rates
+    assert ranking.cost.time_rates == calibrate(report.cost, [seen]).time_rates
+    assert all(first_failure(report.space.complete(c), ranking.cost) is None
+               for c in allowed(ranking))  # fmt: skip
+
+
+def test_a_model_that_leaves_but_what_was_tried_is_not_believed():
+    report = make_report()
+    by_memory = sorted(
+        (entry.config for entry in report.configs),
+        key=lambda config: report.cost.memory_bytes(report.space.complete(config)),
+    )
+    leanest = report.space.complete(by_memory[0])
+    # As if the leanest config alone filled the device: all others seem too large.
+    limit = report.cost.facts.memory_limit[0]
+    bad_reading = Measurement(leanest, 0.99 * limit, None)
+    ranking = Ranking(report)
+    ranking.learn_from([bad_reading])
+    tried = [
+        Attempt(number, ranking.configs[index], "ok", 1.0)
+        for number, index in enumerate(ranking.untried([]))
+    ]
+    assert 0 < len(tried) < report.feasible
+    left = [ranking.configs[index] for index in ranking.untried(tried)]
+    gone = [attempt.config for attempt in tried]
+    assert left == [e.config for e in report.configs if e.config not in gone]
+    # New readings are believed again.
+    good = Measurement(leanest, report.cost.memory_bytes(leanest), None)
+    ranking.learn_from([good, good])
+    assert ranking.cost.memory_rates == calibrate(report.cost, [good, good]).memory_rates
+
+
+@pytest.mark.parametrize("share", [0.85, 30.0])
+def test_the_space_is_walked_once_however_often_it_learns(share, monkeypatch):
+    """Also where memory alone rejects nothing."""
+    report = make_report(Limits(memory_utilization=min(share, 1.0)),
+                         dataclasses.replace(CLUSTER, device_memory=share * 12 * 2.0**30))  # fmt: skip
+    walks, ranks = [], []
+    walk, rank = ranking_module.passing_without_memory, Ranking._rank
+
+    def walked(*args):
+        walks.append(args)
+        return walk(*args)
+
+    def ranked(self):
+        ranks.append(self)
+        rank(self)
+
+    monkeypatch.setattr(ranking_module, "passing_without_memory", walked)
+    ranking = Ranking(report)
+    monkeypatch.setattr(Ranking, "_rank", ranked)
+    config = report.space.complete(report.configs[0].config)
+    for number in range(1, 4):
+        ranking.learn_from([Measurement(config, report.cost.memory_bytes(config), None)] * number)
+        ranking.learn_from([Measurement(config, report.cost.memory_bytes(config), None)] * number)
+    assert (len(walks), len(ranks)) == (1, 3)
+    assert (len(ranking.configs) > report.feasible) == (share < 1)
 
 
 @pytest.mark.parametrize("index", [0, 7, 40])

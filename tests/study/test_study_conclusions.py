@@ -110,8 +110,22 @@ def test_the_front_keeps_what_is_faster_or_steadier_beyond_noise():
         trial(4, 0.30, stability=0.6, outcome="oom"),
         trial(5, 0.0995, stability=1.0),
     ]
-    assert speed_front(trials, TrialNoise()) == [0, 1, 5]
-    assert speed_front([], TrialNoise()) == []
+    assert speed_front(trials) == [0, 1, 5]
+    assert speed_front([]) == []
+
+
+def test_speed_and_stability_have_a_noise_each():
+    def steady(number, speed, stability, jitter):
+        values = [speed, speed * (1 + jitter), speed * (1 - jitter)]
+        return trial(number, speed, *values, stability=stability)
+
+    # Half as fast and steadier by a thousandth: nobody's choice, though the speeds are quiet.
+    assert speed_front([steady(0, 0.50, 0.990, 0.0), steady(1, 0.25, 0.991, 0.0)]) == [0]
+    # Speeds that vary by a tenth tell 0.20 from 0.18 no more; equal stabilities still tell.
+    loud = [steady(0, 0.20, 0.80, 0.1), steady(1, 0.18, 0.90, 0.1)]
+    assert speed_front(loud) == [1]
+    quiet = [steady(0, 0.20, 0.80, 0.0), steady(1, 0.18, 0.90, 0.0)]
+    assert speed_front(quiet) == [0, 1]
 
 
 def test_noise_is_told_by_kind():
