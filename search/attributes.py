@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 __all__ = [
-    "CONFIG", "KEY", "MEMORY", "OUTCOME", "REASON", "RETRY_OF", "STEP_TIME", "VALUE",
+    "CONFIG", "GAIN", "KEY", "MEMORY", "OUTCOME", "REASON", "RETRY_OF", "STEP_TIME", "VALUE",
     "WALL", "WORKER",
 ]  # fmt: skip
 
 CONFIG = "config"
 """Of a trial: its knobs, as proposed."""
+GAIN = "expected_gain"
+"""Of a trial of a study with a stop rule: what the most promising config was expected to gain when
+it was proposed, in log(value), and how many trials had finished by then."""
 KEY = "config_hash"
 """Of a trial: hash of its complete config."""
 OUTCOME = "outcome"

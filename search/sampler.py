@@ -5,8 +5,11 @@ failure rules out for certain, and is deterministic: the same seed, space and tr
 proposal, in a resumed study too. Every step it asks a Gaussian process, whose prior mean is the
 cost model's order, for the config with the largest expected improvement of log(value), weighted
 by the probability that it runs at all. Trials that are still running count with the value that
-is expected of them, so that parallel workers spread out; those that were stopped early with what
-is expected at or below the value that they had then.
+is expected of them, so that parallel workers spread out; those that were stopped early as a bound:
+their value is the best that they could still have come to.
+
+It needs no more than Optuna: a trial that carries what it measured of memory and step time
+(`attributes.MEMORY`, `attributes.STEP_TIME`) calibrates the cost model, whoever ran it.
 
 In its staged mode it changes one thing of the best config at a time, in the order of `STAGES`, as
 long as that is expected to be worth a trial.
@@ -16,15 +19,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.study import Study, StudyDirection
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
-from mindtune.search.attributes import OUTCOME, VALUE
 from mindtune.search.baseline import choose_baseline
 from mindtune.search.constraints import SpaceReport
 from mindtune.search.encoding import Floats, Places
@@ -34,13 +38,15 @@ from mindtune.search.knobs import Config
 from mindtune.search.ranking import Indices, Ranking, choices
 from mindtune.search.stages import changes_one_thing
 from mindtune.search.surrogate import (
-    expected_below,
-    expected_improvement,
+    Beliefs,
+    believe_below,
     fit_posterior,
+    log_expected_improvement,
     probability_ok,
 )
+from mindtune.search.trial_history import attempts, measurements
 
-__all__ = ["SAMPLERS", "GuidedSampler", "attempts", "make_sampler", "parameters"]
+__all__ = ["SAMPLERS", "GuidedSampler", "Suggestion", "make_sampler", "parameters"]
 
 SAMPLERS = ("guided", "staged", "tpe", "random")
 """Samplers by name; `tpe` and `random` may propose infeasible configs, which are never run."""
@@ -51,18 +57,10 @@ neighbours of the best trials."""
 _WORTH = 0.03
 """Expected gain, in log(value), from which on a single change is tried in the staged mode: less is
 a tie of two measurements."""
-_NO_BOUND = 1e3
-"""log(value) that no value reaches."""
-_BY_STATE = {
-    TrialState.WAITING: "waiting",
-    TrialState.RUNNING: "running",
-    TrialState.COMPLETE: "ok",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "interrupted",
-}
-"""Outcome of a trial that nobody has told."""
-_NEVER_TRIED = frozenset({"infeasible", "duplicate", "withdrawn"})
-"""Outcomes of proposals that were turned down before a trial was started."""
+_MAX_STOPPED = 60
+"""Trials stopped early that the model looks at, the newest."""
+_NO_CHANCE = 1e-300
+"""Stands for a probability of 0, which has no logarithm."""
 _NO_VERDICT = frozenset({"interrupted", "running", "ok", "pruned"})
 """Outcomes that say nothing against a config."""
 
@@ -90,42 +88,42 @@ def make_sampler(name: str, report: SpaceReport, *, seed: int) -> BaseSampler:
     raise SearchError(f"sampler must be one of {', '.join(SAMPLERS)}, but got {name!r}.")
 
 
-def attempts(trials: Sequence[FrozenTrial], names: Sequence[str]) -> list[Attempt]:
-    """Return the trials of a study that were really started, in order.
+@dataclass(frozen=True)
+class Suggestion:
+    """What to try next."""
 
-    Args:
-        trials: Of a study.
-        names: Knobs of the space; a trial that lacks one was never proposed in full.
-    """
-    found = []
-    for trial in trials:
-        outcome = str(trial.user_attrs.get(OUTCOME, _BY_STATE[trial.state]))
-        if trial.state == TrialState.WAITING or outcome in _NEVER_TRIED:
-            continue
-        if any(name not in trial.params for name in names):
-            continue
-        value = None
-        if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
-            several = VALUE in trial.user_attrs  # then Optuna knows no single value
-            value = trial.user_attrs[VALUE] if several else trial.value
-        config = {name: trial.params[name] for name in names}
-        found.append(Attempt(trial.number, config, outcome, value))
-    return found
+    config: Config
+    gain: float | None
+    """What the most promising untried config is expected to gain on the best one so far, in
+    log(value), its chance to run included; None: nothing has been measured yet."""
 
 
 class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by mypy
     """The study's own sampler; see the module's theory of operation."""
 
-    def __init__(self, report: SpaceReport, *, seed: int = 0, is_staged: bool = False) -> None:
+    def __init__(
+        self,
+        report: SpaceReport,
+        *,
+        seed: int = 0,
+        is_staged: bool = False,
+        ranking: Ranking | None = None,
+    ) -> None:
+        """Take over a space.
+
+        Args:
+            report: The space under the rules.
+            seed: Of the part of a large space that is looked at.
+            is_staged: Change one thing at a time.
+            ranking: Of the same report, to share what it learns; None: its own.
+        """
         self._seed = seed
         self._is_staged = is_staged
         self._parameters = parameters(report)
         self._baseline = choose_baseline(report).config
-        self._ranking = Ranking(report)
-
-    def use(self, ranking: Ranking) -> None:
-        """Share a ranking of the same space, which somebody else lets learn."""
-        self._ranking = ranking
+        self.ranking = Ranking(report) if ranking is None else ranking
+        """What may be tried, as far as is known now."""
+        self._last: tuple[object, Suggestion | None] | None = None
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
@@ -149,7 +147,9 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
                 "the guided sampler maximises or minimises one value, but the study has "
                 f"{len(study.directions)} directions."
             )
-        tried = attempts(study.get_trials(deepcopy=False), self._ranking.space.knobs)
+        trials = study.get_trials(deepcopy=False)
+        self.ranking.learn_from(measurements(trials, self.ranking.space))
+        tried = attempts(trials, self.ranking.space.knobs)
         sign = 1.0 if study.direction == StudyDirection.MAXIMIZE else -1.0
         config = self.propose(tried, number=trial.number, sign=sign)
         if config is None:
@@ -177,115 +177,119 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
     def propose(
         self, tried: Sequence[Attempt], *, number: int, sign: float = 1.0
     ) -> Config | None:
-        """Return the next config after some attempts; None: every one was tried.
+        """Return the config of `suggest`; None: every one was tried."""
+        found = self.suggest(tried, number=number, sign=sign)
+        return None if found is None else found.config
+
+    def suggest(
+        self, tried: Sequence[Attempt], *, number: int, sign: float = 1.0
+    ) -> Suggestion | None:
+        """Return what to try after some attempts; None: every config was tried.
+
+        Asked again about the same trial, it answers from memory.
 
         Args:
             tried: Everything that was started so far.
             number: Of the trial to come; together with the seed it fixes all randomness.
             sign: 1 for values to maximise, -1 for values to minimise.
         """
-        open_indices = self._ranking.untried(tried)
-        if not len(open_indices):
-            return None
+        open_indices = self.ranking.untried(tried)
+        asked_for = (list(tried), number, sign, self.ranking.cost)
+        if self._last is None or self._last[0] != asked_for:
+            found = self._suggest(tried, open_indices, number, sign) if len(open_indices) else None
+            self._last = (asked_for, found)
+        return self._last[1]
+
+    def _suggest(
+        self, tried: Sequence[Attempt], open_indices: Indices, number: int, sign: float
+    ) -> Suggestion:
         measured = _measured(tried, sign)
         if not measured:
             # Nothing to learn from yet: the best predicted config that is likely to run.
             asked = open_indices[:_MAX_ASKED]
-            log_cost = self._ranking.log_costs[asked]
-            promise = np.exp(log_cost.min() - log_cost) * self._chance(tried, asked)
-            return self._best(asked, promise)
+            return Suggestion(self._best(asked, self._log_chance(tried, asked)
+                                         - self.ranking.log_costs[asked]), None)  # fmt: skip
+        stages = []
         if self._is_staged:
-            for asked in self._stages(open_indices, measured[0].config):
-                gain = self._gain(tried, asked, sign)
-                if gain.max() >= _WORTH:
-                    return self._best(asked, gain)
-        asked = self._asked(open_indices, measured, number)
-        return self._best(asked, self._gain(tried, asked, sign))
-
-    def largest_gain(
-        self, tried: Sequence[Attempt], *, number: int, sign: float = 1.0
-    ) -> float | None:
-        """Return what the most promising untried config is expected to gain, in log(value).
-
-        None: nothing is known, or nothing is left.
-        """
-        open_indices = self._ranking.untried(tried)
-        measured = _measured(tried, sign)
-        if not len(open_indices) or not measured:
-            return None
-        return float(self._gain(tried, self._asked(open_indices, measured, number), sign).max())
+            stages = list(self._stages(open_indices, measured[0].config))
+        at = self._asked(open_indices, measured, number)
+        at = np.unique(np.concatenate([at, *stages]))  # the order is that of the ranking
+        asked = open_indices[at]
+        log_gain = self._log_gain(tried, asked, sign)
+        largest = float(np.exp(log_gain.max()))
+        for stage in stages:
+            own = np.isin(at, stage)
+            if log_gain[own].max() >= math.log(_WORTH):
+                return Suggestion(self._best(asked[own], log_gain[own]), largest)
+        return Suggestion(self._best(asked, log_gain), largest)
 
     def _best(self, asked: Indices, scores: Floats) -> Config:
-        return self._ranking.configs[int(asked[np.argmax(scores)])]
+        return self.ranking.configs[int(asked[np.argmax(scores)])]
 
-    def _gain(self, tried: Sequence[Attempt], asked: Indices, sign: float) -> Floats:
-        """Return the expected improvement of each asked config, weighted by its chance to run.
+    def _log_gain(self, tried: Sequence[Attempt], asked: Indices, sign: float) -> Floats:
+        """Return log of each asked config's expected improvement, weighted by its chance to run.
 
         Needs a measured attempt.
         """
-        encoding = self._ranking.encoding
+        encoding = self.ranking.encoding
         measured = [attempt for attempt in tried if _is_measured(attempt)]
-        log_values = _log_values(measured, sign)
         places, log_cost = self._known(measured)
-        # Running ones are believed to come to what is expected, stopped ones to no more than the
-        # value at which they were stopped.
+        believe = partial(
+            fit_posterior, encoding, places, _log_values(measured, sign), tried_log_cost=log_cost
+        )
+        believed = []
         running = [attempt for attempt in tried if attempt.outcome == "running"]
-        stopped = [attempt for attempt in tried if _is_bound(attempt)]
-        believed = [*running, *stopped]
-        if believed:
-            believed_places, believed_cost = self._known(believed)
-            guess = fit_posterior(
-                encoding, places, log_values, believed_places,
-                tried_log_cost=log_cost, asked_log_cost=believed_cost,
-            )  # fmt: skip
-            bounds = np.full(len(believed), np.inf)
-            bounds[len(running) :] = _log_values(stopped, sign)
-            expected = np.where(
-                np.isinf(bounds), guess.mean, expected_below(guess, np.minimum(bounds, _NO_BOUND))
-            )
-            log_values = np.concatenate([log_values, expected])
-            places = np.concatenate([places, believed_places])
-            log_cost = np.concatenate([log_cost, believed_cost])
-        posterior = fit_posterior(
-            encoding, places, log_values, self._ranking.places[asked],
-            tried_log_cost=log_cost, asked_log_cost=self._ranking.log_costs[asked],
-        )  # fmt: skip
-        return expected_improvement(posterior) * self._chance(tried, asked)
+        if running:
+            own, cost = self._known(running)
+            guess = believe(own, asked_log_cost=cost)
+            believed.append(Beliefs(own, cost, guess.mean, np.zeros(len(own))))
+        stopped = [attempt for attempt in tried if _is_bound(attempt)][-_MAX_STOPPED:]
+        if stopped:
+            own, cost = self._known(stopped)
+            guess = believe(own, asked_log_cost=cost)
+            believed.append(believe_below(guess, own, cost, _log_values(stopped, sign)))
+        posterior = believe(
+            self.ranking.places[asked],
+            asked_log_cost=self.ranking.log_costs[asked],
+            believed=believed,
+        )
+        return log_expected_improvement(posterior) + self._log_chance(tried, asked)
+
+    def _log_chance(self, tried: Sequence[Attempt], asked: Indices) -> Floats:
+        return np.asarray(np.log(np.maximum(self._chance(tried, asked), _NO_CHANCE)))
 
     def _chance(self, tried: Sequence[Attempt], asked: Indices) -> Floats:
         """Return the probability that each asked config runs at all."""
         judged = [a for a in tried if a.outcome not in _NO_VERDICT or a.value is not None]
         succeeded = np.array([(a.value or 0.0) > 0 for a in judged], dtype=bool)
-        known = self._ranking.encoding.places([attempt.config for attempt in judged])
-        return probability_ok(
-            self._ranking.encoding, known, succeeded, self._ranking.places[asked]
-        )
+        known = self.ranking.encoding.places([attempt.config for attempt in judged])
+        return probability_ok(self.ranking.encoding, known, succeeded, self.ranking.places[asked])
 
     def _asked(self, open_indices: Indices, measured: Sequence[Attempt], number: int) -> Indices:
-        """Return the candidates worth judging, best predicted first."""
+        """Return which of the open configs are worth judging, by their places there."""
         if len(open_indices) <= _MAX_ASKED:
-            return open_indices
+            return np.arange(len(open_indices))
         half = _MAX_ASKED // 2
         draw = np.random.default_rng([self._seed, number])
         at = [np.arange(half), draw.choice(len(open_indices), half // 2, replace=False)]
         for attempt in measured[:5]:
-            is_near = self._ranking.num_different(attempt.config)[open_indices] <= 2
+            is_near = self.ranking.num_different(attempt.config)[open_indices] <= 2
             at.append(np.flatnonzero(is_near)[: half // 10])
-        return np.asarray(open_indices[np.unique(np.concatenate(at))])
+        return np.asarray(np.unique(np.concatenate(at)))
 
     def _stages(self, open_indices: Indices, best: Config) -> Iterator[Indices]:
-        """Yield the candidates of each stage that change one thing of the best config."""
-        encoding = self._ranking.encoding
+        """Yield which of the open configs change one thing of the best one, stage by stage."""
+        encoding = self.ranking.encoding
         own = encoding.places([best])[0]
-        differs = self._ranking.places[open_indices] != own
+        differs = self.ranking.places[open_indices] != own
         for at in changes_one_thing(encoding.names, differs):
             if at.any():
-                yield open_indices[np.flatnonzero(at)[:_MAX_ASKED]]
+                yield np.flatnonzero(at)[:_MAX_ASKED]
 
     def _known(self, known: Sequence[Attempt]) -> tuple[Places, Floats]:
         """Return places and predicted costs of attempts."""
         configs = [attempt.config for attempt in known]
-        return self._ranking.encoding.places(configs), self._ranking.log_cost(configs)
+        return self.ranking.encoding.places(configs), self.ranking.log_cost(configs)
 
 
 def _is_measured(attempt: Attempt) -> bool:

@@ -25,12 +25,11 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mindtune.search.attributes import (
     CONFIG,
+    GAIN,
     KEY,
-    MEMORY,
     OUTCOME,
     REASON,
     RETRY_OF,
-    STEP_TIME,
     VALUE,
     WALL,
     WORKER,
@@ -38,7 +37,6 @@ from mindtune.search.attributes import (
 from mindtune.search.baseline import Baseline, choose_baseline
 from mindtune.search.choices import keep_choices
 from mindtune.search.constraints import NOT_LISTED, SpaceReport, first_failure
-from mindtune.search.cost_model import Measurement, calibrate
 from mindtune.search.errors import SearchError, SpaceExhaustedError
 from mindtune.search.history import MAX_STARTS, Attempt, infer
 from mindtune.search.knobs import Config
@@ -46,8 +44,9 @@ from mindtune.search.peers import NO_PEERS, Peers, earlier_trials, others_run, q
 from mindtune.search.proposal import Proposal
 from mindtune.search.ranking import Ranking
 from mindtune.search.repeats import Repeat, add_repeat, repeats
-from mindtune.search.sampler import GuidedSampler, attempts, parameters
+from mindtune.search.sampler import GuidedSampler, parameters
 from mindtune.search.stopping import Outlook, StopRule, reason_to_stop
+from mindtune.search.trial_history import attempts, measurements
 
 __all__ = ["Proposal", "Proposer"]
 
@@ -100,12 +99,15 @@ class Proposer:
         """Whether the last `ask` came too early: another worker's trial has to end first."""
         self._parameters = parameters(report)
         self._space = report.space
-        self.ranking = Ranking(report)
+        own = study.sampler
+        is_guided = isinstance(own, GuidedSampler)
+        self.ranking: Ranking = own.ranking if is_guided else Ranking(report)
         """What may be tried, as far as is known now."""
-        self._outlook = GuidedSampler(report, seed=seed)
-        for sampler in (study.sampler, self._outlook):
-            if isinstance(sampler, GuidedSampler):
-                sampler.use(self.ranking)
+        # Whoever proposes, the stop rule asks our model; where that proposes, the same answer.
+        self._outlook: GuidedSampler = (
+            own if is_guided else GuidedSampler(report, seed=seed, ranking=self.ranking)
+        )
+        self._news: tuple[float, int] | None = None
         self._trials = trials
         self._time_budget_s = time_budget_s
         self._stop = stop
@@ -114,7 +116,6 @@ class Proposer:
         self._peers = peers
         self._worker = worker
         self._open: dict[int, Trial] = {}
-        self._calibrated_by = 0
         keep_choices(study, self._parameters)
         if not study.get_trials(deepcopy=False):
             self._queue(self.baseline.config, {})
@@ -134,7 +135,9 @@ class Proposer:
             elapsed_s: Seconds that the search has taken so far.
             alone: Propose nothing while another worker's trial runs.
         """
-        self._recalibrate()
+        trials = self.study.get_trials(deepcopy=False)
+        self.ranking.learn_from(measurements(trials, self._space))
+        self._news = None
         for rejections in range(2 * _MAX_REJECTIONS):
             self.stopped = self._end(elapsed_s, has_news=not rejections)
             self.must_wait = alone and others_run(self.study, self._open, self._peers)
@@ -174,7 +177,8 @@ class Proposer:
         Args:
             number: Of the proposal.
             outcome: Typed outcome: ok, pruned, oom, timeout, ...
-            value: Measured value; None: none. A pruned trial may have a preliminary one.
+            value: Measured value; None: none. Of a pruned trial the best that it could still have
+                come to, not what its first steps came to: it counts as a bound.
             attrs: JSON values to keep with the trial; `MEMORY` and `STEP_TIME` calibrate the
                 cost model.
             objectives: Of a study with several: what was measured of each. The value stays what
@@ -276,19 +280,23 @@ class Proposer:
     def _no_longer_pays(self, stop: StopRule, tried: list[Attempt]) -> str | None:
         """Return why no further trial pays; None: one does, or nothing is known yet."""
         finished = sum(a.outcome not in ("running", "interrupted") for a in tried)
-        if finished < stop.min_trials:
-            return None
         sign = -1.0 if self.study.directions == [StudyDirection.MINIMIZE] else 1.0
-        gain = self._outlook.largest_gain(tried, number=len(tried), sign=sign)
-        if gain is None:
+        trials = self.study.get_trials(deepcopy=False)
+        # The number that the next trial will have, unless another worker is faster.
+        found = self._outlook.suggest(tried, number=len(trials), sign=sign)
+        if found is None or found.gain is None:
             return None
-        walls = [
-            trial.user_attrs[WALL]
-            for trial in self.study.get_trials(deepcopy=False)
-            if WALL in trial.user_attrs
-        ]
-        trial_s = statistics.median(walls) if walls else None
-        return reason_to_stop(stop, Outlook(gain=gain, num_trials=finished, trial_s=trial_s))
+        self._news = (found.gain, finished)
+        looks = [trial.user_attrs[GAIN] for trial in trials if GAIN in trial.user_attrs]
+        walls = [trial.user_attrs[WALL] for trial in trials if WALL in trial.user_attrs]
+        outlook = Outlook(
+            # Workers that ask at the same time know the same: one look per number of results.
+            gains=tuple({known: gain for gain, known in (*looks, self._news)}.values()),
+            num_trials=finished,
+            num_knobs=len(self.ranking.encoding.names),
+            trial_s=statistics.median(walls) if walls else None,
+        )
+        return reason_to_stop(stop, outlook)
 
     def _turned_down(self, trial: Trial, config: Config, *, alone: bool) -> bool:
         """Close a proposal that may not be run; return whether it was one."""
@@ -331,6 +339,8 @@ class Proposer:
         key = self._space.key(config)
         trial.set_user_attr(CONFIG, config)
         trial.set_user_attr(KEY, key)
+        if self._news is not None:
+            trial.set_user_attr(GAIN, self._news)
         self._open[trial.number] = trial
         return Proposal(
             trial.number,
@@ -375,24 +385,3 @@ class Proposer:
             # A trial that another process asked has no public way in but its storage.
             trial_id, storage = self._frozen(number)._trial_id, self.study._storage  # noqa: SLF001
             storage.set_trial_user_attr(trial_id, name, entry)
-
-    def _recalibrate(self) -> None:
-        """Let what trials measured correct the cost model, and the rules judge again."""
-        cost = self.report.cost
-        trials = [
-            trial
-            for trial in self.study.get_trials(deepcopy=False)
-            if CONFIG in trial.user_attrs and {MEMORY, STEP_TIME} & trial.user_attrs.keys()
-        ]
-        if cost.facts.model is None or len(trials) == self._calibrated_by:
-            return
-        self._calibrated_by = len(trials)
-        seen = [
-            Measurement(
-                self._space.complete(trial.user_attrs[CONFIG]),
-                trial.user_attrs.get(MEMORY),
-                trial.user_attrs.get(STEP_TIME),
-            )
-            for trial in trials
-        ]
-        self.ranking.learn(calibrate(cost, seen))

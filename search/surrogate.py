@@ -11,19 +11,20 @@ JRSS B 39, 1977.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mindtune.search.encoding import Encoding, Flags, Floats, Places
+from mindtune.search.normal import log_mean_excess, normal_cdf, truncation
 
 __all__ = [
+    "Beliefs",
     "Posterior",
-    "expected_below",
-    "expected_improvement",
+    "believe_below",
     "fit_posterior",
-    "normal_cdf",
+    "log_expected_improvement",
     "probability_ok",
 ]
 
@@ -36,8 +37,8 @@ _OFFSET_VARIANCE = 2.0**2
 _SLOPE_VARIANCE = 0.4**2
 """Of the slope over the log of the predicted cost, whose mean is -1."""
 _FLOOR = 1e-6
-_FAR = 4.0
-"""Deviations beyond which a bound is taken as it is: the tail's mean is next to it."""
+_SAYS_NOTHING = 1e-9
+"""Share of the variance below which what a bound takes away is nothing."""
 _MAX_TRIED = 120
 """Trials that the model looks at: beyond, the best half and the newest half of them."""
 
@@ -68,6 +69,20 @@ class Posterior:
     """Of the value itself, without a trial's noise."""
     best: float
     """Largest belief among the configs that were tried."""
+    noise: float
+    """Variance of a trial's noise."""
+
+
+@dataclass(frozen=True)
+class Beliefs:
+    """What is believed of configs that no trial has measured to its end."""
+
+    places: Places
+    log_cost: Floats
+    """log of the cost model's prediction, 0 where nothing is predicted."""
+    log_values: Floats
+    variances: Floats
+    """Of their errors, beyond a trial's noise."""
 
 
 def fit_posterior(
@@ -78,6 +93,7 @@ def fit_posterior(
     *,
     tried_log_cost: Floats,
     asked_log_cost: Floats,
+    believed: Sequence[Beliefs] = (),
 ) -> Posterior:
     """Return the belief about `asked` after the trials.
 
@@ -88,6 +104,7 @@ def fit_posterior(
         asked: Places to judge.
         tried_log_cost: log of the cost model's prediction, 0 where nothing is predicted.
         asked_log_cost: The same for `asked`.
+        believed: Counts beside the trials, but teaches no variance: nobody has measured it.
     """
     if len(tried) > _MAX_TRIED:
         kept = _informative(log_values)
@@ -96,13 +113,19 @@ def fit_posterior(
     cost, asked_cost = tried_log_cost - center, asked_log_cost - center
     level = float(np.median(log_values + cost))
     residual = log_values + cost - level
-    parts = _parts(encoding, tried)
-    basis = _OFFSET_VARIANCE + _SLOPE_VARIANCE * np.outer(cost, cost)
-    ranks = _ranks(tried)
-    variances, noise = _variances(_VALUES, parts, ranks, basis, residual)
+    parts, basis = _parts(encoding, tried), _basis(cost)
+    variances, noise = _variances(_VALUES, parts, _ranks(tried), basis, residual)
+    errors = np.full(len(residual), noise)
+    if believed:
+        tried = np.concatenate([tried, *(own.places for own in believed)])
+        cost = np.concatenate([cost, *(own.log_cost - center for own in believed)])
+        values = np.concatenate([log_values, *(own.log_values for own in believed)])
+        errors = np.concatenate([errors, *(noise + own.variances for own in believed)])
+        residual = values + cost - level
+        parts, basis = _parts(encoding, tried), _basis(cost)
 
     signal = np.tensordot(variances, parts, axes=1) + basis
-    factor = np.linalg.cholesky(signal + noise * np.eye(len(residual)))
+    factor = np.linalg.cholesky(signal + np.diag(errors))
     weights = np.linalg.solve(factor.T, np.linalg.solve(factor, residual))
     cross = _covariance(encoding, variances, asked, tried)
     cross += _OFFSET_VARIANCE + _SLOPE_VARIANCE * np.outer(asked_cost, cost)
@@ -113,7 +136,13 @@ def fit_posterior(
         mean=cross @ weights + level - asked_cost,
         deviation=np.sqrt(variance),
         best=float((signal @ weights + level - cost).max()),
+        noise=noise,
     )
+
+
+def _basis(cost: Floats) -> Floats:
+    """Return the covariance that level and slope over the predicted cost bring."""
+    return np.asarray(_OFFSET_VARIANCE + _SLOPE_VARIANCE * np.outer(cost, cost))
 
 
 def _informative(log_values: Floats) -> Floats:
@@ -209,37 +238,35 @@ def probability_ok(encoding: Encoding, tried: Places, succeeded: Flags, asked: P
     return normal_cdf(mean / np.sqrt(noise + variance))
 
 
-def expected_below(posterior: Posterior, log_bounds: Floats) -> Floats:
-    """Return the log(value) expected of configs that are known to lie at or below bounds.
+def believe_below(
+    posterior: Posterior, asked: Places, log_cost: Floats, log_bounds: Floats
+) -> Beliefs:
+    """Return what is known of configs whose trial would have come to no more than a bound.
 
-    The mean of the truncated normal distribution: how censored runs count in Hutter et al.,
-    Bayesian optimization with censored response data, arXiv 1310.1947.
+    Beside the posterior, each alone, it gives mean and variance of the truncated normal
+    distribution: as censored runs count in Hutter et al., Bayesian optimization with censored
+    response data, arXiv 1310.1947, with their uncertainty kept (expectation propagation, one
+    pass: Rasmussen and Williams, chapter 3.6). A bound that was expected anyway says next to
+    nothing and has a variance without end.
+
+    Args:
+        posterior: Of the configs, without these bounds.
+        asked: Their places.
+        log_cost: log of their predicted costs.
+        log_bounds: log(value) that a trial of each cannot have exceeded.
     """
-    score = np.maximum((log_bounds - posterior.mean) / posterior.deviation, -_FAR)
-    density = np.exp(-0.5 * score**2) / math.sqrt(2 * math.pi)
-    expected = posterior.mean - posterior.deviation * density / normal_cdf(score)
-    return np.minimum(expected, log_bounds)
-
-
-def expected_improvement(posterior: Posterior) -> Floats:
-    """Return by how much (log units) each config is expected to beat the best one tried."""
-    gain = posterior.mean - posterior.best
-    score = gain / posterior.deviation
-    density = np.exp(-0.5 * score**2) / math.sqrt(2 * math.pi)
-    # Far below the best, the function's rounding error would outweigh what is left.
-    expected = gain * normal_cdf(score) + posterior.deviation * density
-    return np.asarray(np.maximum(expected, 0.0))
-
-
-def normal_cdf(score: Floats) -> Floats:
-    """Return the standard normal distribution function, to 1e-7.
-
-    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.2.17.
-    """
-    size = np.abs(score)
-    t = 1.0 / (1.0 + 0.2316419 * size)
-    series = t * (
-        0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429)))
+    deviation = np.sqrt(posterior.deviation**2 + posterior.noise)
+    falls, narrows = truncation((log_bounds - posterior.mean) / deviation)
+    narrows = np.maximum(narrows, _SAYS_NOTHING)
+    return Beliefs(
+        places=asked,
+        log_cost=log_cost,
+        log_values=posterior.mean - deviation * falls / narrows,
+        variances=deviation**2 * (1.0 - narrows) / narrows,
     )
-    tail = np.exp(-0.5 * size**2) / math.sqrt(2 * math.pi) * series
-    return np.where(score >= 0, 1.0 - tail, tail)
+
+
+def log_expected_improvement(posterior: Posterior) -> Floats:
+    """Return log of by how much (log units) each config is expected to beat the best one tried."""
+    score = (posterior.mean - posterior.best) / posterior.deviation
+    return np.asarray(np.log(posterior.deviation) + log_mean_excess(score))

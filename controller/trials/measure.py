@@ -167,9 +167,7 @@ def _launch(plan: TrialPlan, folder: Path, outcome: TrialOutcome) -> Launch:
     )
 
 
-def _stopped(
-    plan: TrialPlan, folder: Path
-) -> tuple[MeasuredTrial | None, MeasuredTrial | None]:
+def _stopped(plan: TrialPlan, folder: Path) -> tuple[MeasuredTrial | None, MeasuredTrial | None]:
     """Return what a stopped trial had measured until then, and what could have come of it."""
     progress = ProgressReader(folder / "signals.csv", warmup_steps=plan.warmup_steps).read()
     if not progress.step_time_s:

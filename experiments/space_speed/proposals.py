@@ -28,8 +28,7 @@ def proposals(name: str, trials: int, rounds: int) -> str:
     begin = time.process_time()
     ranking = Ranking(report)
     started = time.process_time() - begin
-    sampler = GuidedSampler(report, seed=0)
-    sampler.use(ranking)
+    sampler = GuidedSampler(report, seed=0, ranking=ranking)
     tried, seen = _made_up(ranking, trials)
     begin = time.process_time()
     ranking.learn(calibrate(report.cost, seen))  # the first time also takes in what did not fit

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mindtune.search import ranking as ranking_module
 from mindtune.search.constraints import check, first_failure
 from mindtune.search.cost_model import Measurement, calibrate
 from mindtune.search.facts import Cluster, Limits, StudyFacts, Training
 from mindtune.search.history import Attempt, infer
 from mindtune.search.model_shape import ModelShape
-from mindtune.search import ranking as ranking_module
 from mindtune.search.ranking import Ranking
 from mindtune.search.space import Space
 

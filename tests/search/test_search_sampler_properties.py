@@ -69,7 +69,7 @@ def test_proposals_are_feasible_new_and_deterministic_whatever_happens(report, s
         assert space.key(config) in report.keys - gone
         assert infer(config, tried) is None
         outcome, value = data.draw(OUTCOMES)
-        gain = sampler.largest_gain(tried, number=number)
+        gain = sampler.suggest(tried, number=number).gain
         assert gain is None or (math.isfinite(gain) and gain >= 0)
         tried.append(Attempt(number, config, outcome, value))
 
@@ -153,10 +153,10 @@ def test_a_stopped_trial_counts_as_a_bound_and_not_as_a_measurement():
     measured = sampler.propose(line([*rising, (64, "ok", 90.0)]), number=4)
     assert measured["micro_batch_size"] == 64
     # ... and a low one says that its like are no better.
-    without = sampler.largest_gain(line(rising), number=3)
+    without = sampler.suggest(line(rising), number=3).gain
     low = line([*rising, (8, "pruned", 0.3), (16, "pruned", 0.3)])
     assert sampler.propose(low, number=5)["micro_batch_size"] <= 4
-    assert sampler.largest_gain(low, number=5) < without
+    assert sampler.suggest(low, number=5).gain < without
 
 
 def test_the_staged_mode_turns_one_thing_at_a_time_memory_first():

@@ -28,27 +28,40 @@ REPORT = check(
 )
 
 
-def outlook(gain, num_trials=10, trial_s=100.0):
-    return Outlook(gain=gain, num_trials=num_trials, trial_s=trial_s)
+def outlook(*gains, num_trials=10, num_knobs=4, trial_s=100.0):
+    return Outlook(gains=gains, num_trials=num_trials, num_knobs=num_knobs, trial_s=trial_s)
+
+
+TWICE = "; none paid after any of the last 2 results"
 
 
 @pytest.mark.parametrize(
     ("rule", "seen", "reason"),
     [
-        (StopRule(), outlook(0.03), None),
-        (StopRule(), outlook(0.01), ("a further trial is expected to gain 1.0%, less than "
-                                    "stop.min_gain = 2.0%")),
-        (StopRule(), outlook(0.0), ("a further trial is expected to gain 0.0%, less than "
-                                   "stop.min_gain = 2.0%")),
-        (StopRule(), outlook(0.01, num_trials=7), None),
-        (StopRule(min_trials=1), outlook(0.01, num_trials=1), ("a further trial is expected to gain "
-         "1.0%, less than stop.min_gain = 2.0%")),
-        (StopRule(min_gain=0.0), outlook(1e-9), None),
-        (StopRule(training_s=1e4), outlook(0.03), None),
-        (StopRule(training_s=1e3), outlook(0.03), ("a further trial is expected to gain 3.0%, 30 s "
-         "of stop.training_time = 1000 s, but takes 100 s")),
-        (StopRule(training_s=1e3), outlook(0.03, trial_s=None), None),
-        (StopRule(training_s=1e3), outlook(0.5), None),
+        (StopRule(patience=2), outlook(0.01, 0.03), None),
+        (StopRule(patience=2), outlook(0.03, 0.01), None),
+        (StopRule(patience=2), outlook(0.01), None),
+        (StopRule(patience=2), outlook(0.9, 0.0, 0.01), ("a further trial is expected to gain 1.0%, "
+         "less than stop.min_gain = 2.0%" + TWICE)),
+        (StopRule(), outlook(0.0, 0.0), None),
+        (StopRule(), outlook(0.0, 0.0, 0.0), ("a further trial is expected to gain 0.0%, less than "
+         "stop.min_gain = 2.0%; none paid after any of the last 3 results")),
+        # Of ln 2 the best takes twice as long as what is expected: half of the time is saved.
+        (StopRule(patience=1, min_gain=0.6), outlook(math.log(2.0)),
+         ("a further trial is expected to gain 50.0%, less than stop.min_gain = 60.0%; none paid "
+          "after any of the last 1 results")),
+        (StopRule(patience=2), outlook(0.0, 0.0, num_trials=7), None),
+        (StopRule(patience=2), outlook(0.0, 0.0, num_knobs=10), None),
+        (StopRule(patience=2), outlook(0.0, 0.0, num_trials=11, num_knobs=10),
+         "a further trial is expected to gain 0.0%, less than stop.min_gain = 2.0%" + TWICE),
+        (StopRule(patience=2, min_trials=2), outlook(0.0, 0.0, num_trials=2, num_knobs=10),
+         "a further trial is expected to gain 0.0%, less than stop.min_gain = 2.0%" + TWICE),
+        (StopRule(patience=2, min_gain=0.0), outlook(1e-9, 1e-9), None),
+        (StopRule(patience=2, training_s=1e4), outlook(0.03, 0.03), None),
+        (StopRule(patience=2, training_s=1e3), outlook(0.01, 0.03), ("a further trial is expected to "
+         "gain 3.0%, 30 s of stop.training_time = 1000 s, but takes 100 s" + TWICE)),
+        (StopRule(patience=2, training_s=1e3), outlook(0.03, 0.03, trial_s=None), None),
+        (StopRule(patience=2, training_s=1e3), outlook(0.01, 0.5), None),
     ],
 )  # fmt: skip
 def test_a_search_stops_when_no_trial_pays_any_more(rule, seen, reason):
@@ -61,6 +74,7 @@ def test_a_search_stops_when_no_trial_pays_any_more(rule, seen, reason):
         ({"min_gain": -0.1}, "stop.min_gain must be in"),
         ({"min_gain": math.nan}, "stop.min_gain must be in"),
         ({"min_trials": 0}, "stop.min_trials must be at least 1, but got 0"),
+        ({"patience": 0}, "stop.patience must be at least 1, but got 0"),
         ({"training_s": 0.0}, "stop.training_time must be above 0, but got 0"),
     ],
 )
@@ -97,7 +111,7 @@ def test_without_a_rule_all_trials_are_made():
 def test_a_study_ends_once_the_model_expects_nothing_more(sampler):
     configs, stopped = run(StopRule(), larger_is_faster, sampler=sampler)
     assert 8 <= len(configs) < 36
-    assert "less than stop.min_gain = 2.0%" in stopped
+    assert "less than stop.min_gain = 2.0%; none paid after any of the last 3 results" in stopped
     if sampler == "guided":
         assert max(config["micro_batch_size"] for config in configs) == 32
 
@@ -106,7 +120,7 @@ def test_a_short_training_is_not_worth_a_long_trial():
     often, _ = run(StopRule(min_gain=0.0, min_trials=2, training_s=1e6), larger_is_faster)
     rarely, stopped = run(StopRule(min_gain=0.0, min_trials=2, training_s=100.0), larger_is_faster)
     assert len(rarely) < len(often)
-    assert stopped.endswith("s of stop.training_time = 100 s, but takes 60 s")
+    assert "s of stop.training_time = 100 s, but takes 60 s; none paid" in stopped
 
 
 def test_nothing_is_known_while_everything_fails():

@@ -11,9 +11,10 @@ from mindtune.controller.trials.storage import open_storage, storage_address
 from mindtune.search.attributes import OUTCOME, REASON, RETRY_OF, WORKER
 from mindtune.search.constraints import check
 from mindtune.search.facts import Cluster, StudyFacts, Training
-from mindtune.search.sampler import GuidedSampler, attempts
+from mindtune.search.sampler import GuidedSampler
 from mindtune.search.space import Space
 from mindtune.search.study import Proposer
+from mindtune.search.trial_history import attempts
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
