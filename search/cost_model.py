@@ -160,6 +160,17 @@ class CostModel:
         step_time = self.step_time_s(config)
         return Prediction(self.memory_bytes(config), step_time, self.mfu(step_time))
 
+    def with_rates(
+        self, memory_rates: MemoryRates, time_rates: TimeRates, *, calibrated_by: int
+    ) -> CostModel:
+        """Return the model with other rates; parts know none, so that these are shared."""
+        found = replace(
+            self, memory_rates=memory_rates, time_rates=time_rates, calibrated_by=calibrated_by
+        )
+        object.__setattr__(found, "_known_stages", self._known_stages)
+        object.__setattr__(found, "_known_times", self._known_times)
+        return found
+
     def mfu(self, step_time_s: float | None) -> float | None:
         """Return the model FLOP utilisation of all devices at a step time.
 
@@ -203,16 +214,9 @@ def calibrate(model: CostModel, measurements: Sequence[Measurement]) -> CostMode
     if times:
         forecast = time_forecast(steps)
         time_rates = _fitted(forecast, times, usual.time, usual.time_spreads, TIME_NOISE)
-    found = replace(
-        model,
-        memory_rates=memory_rates,
-        time_rates=time_rates,
-        calibrated_by=max(len(times), len(memories)),
+    return model.with_rates(
+        memory_rates, time_rates, calibrated_by=max(len(times), len(memories))
     )
-    # Parts know no rates.
-    object.__setattr__(found, "_known_stages", model._known_stages)  # noqa: SLF001
-    object.__setattr__(found, "_known_times", model._known_times)  # noqa: SLF001
-    return found
 
 
 def _is_measured(value: float | None) -> bool:

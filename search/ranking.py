@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from operator import itemgetter
 
 import numpy as np
@@ -112,7 +112,14 @@ class Ranking:
         """
         found = self._open(attempts)
         if not len(found) and self.cost.memory_rates != self._first_cost.memory_rates:
-            self._judge_by(replace(self.cost, memory_rates=self._first_cost.memory_rates))
+            learnt = self.cost
+            self._judge_by(
+                learnt.with_rates(
+                    self._first_cost.memory_rates,
+                    learnt.time_rates,
+                    calibrated_by=learnt.calibrated_by,
+                )
+            )
             found = self._open(attempts)
         return found
 

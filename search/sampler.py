@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ from mindtune.search.stages import changes_one_thing
 from mindtune.search.surrogate import (
     Beliefs,
     believe_below,
-    fit_posterior,
+    fit,
     log_expected_improvement,
     probability_ok,
 )
@@ -207,9 +206,9 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
         if not measured:
             # Nothing to learn from yet: the best predicted config that is likely to run.
             asked = open_indices[:_MAX_ASKED]
-            return Suggestion(self._best(asked, self._log_chance(tried, asked)
-                                         - self.ranking.log_costs[asked]), None)  # fmt: skip
-        stages = []
+            promise = self._log_chance(tried, asked) - self.ranking.log_costs[asked]
+            return Suggestion(self._best(asked, promise), gain=None)
+        stages: list[Indices] = []
         if self._is_staged:
             stages = list(self._stages(open_indices, measured[0].config))
         at = self._asked(open_indices, measured, number)
@@ -231,27 +230,22 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
 
         Needs a measured attempt.
         """
-        encoding = self.ranking.encoding
         measured = [attempt for attempt in tried if _is_measured(attempt)]
         places, log_cost = self._known(measured)
-        believe = partial(
-            fit_posterior, encoding, places, _log_values(measured, sign), tried_log_cost=log_cost
-        )
+        model = fit(self.ranking.encoding, places, _log_values(measured, sign), log_cost)
         believed = []
         running = [attempt for attempt in tried if attempt.outcome == "running"]
         if running:
             own, cost = self._known(running)
-            guess = believe(own, asked_log_cost=cost)
+            guess = model.posterior(own, cost)
             believed.append(Beliefs(own, cost, guess.mean, np.zeros(len(own))))
         stopped = [attempt for attempt in tried if _is_bound(attempt)][-_MAX_STOPPED:]
         if stopped:
             own, cost = self._known(stopped)
-            guess = believe(own, asked_log_cost=cost)
+            guess = model.posterior(own, cost)
             believed.append(believe_below(guess, own, cost, _log_values(stopped, sign)))
-        posterior = believe(
-            self.ranking.places[asked],
-            asked_log_cost=self.ranking.log_costs[asked],
-            believed=believed,
+        posterior = model.posterior(
+            self.ranking.places[asked], self.ranking.log_costs[asked], believed
         )
         return log_expected_improvement(posterior) + self._log_chance(tried, asked)
 

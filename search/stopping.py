@@ -75,6 +75,8 @@ def reason_to_stop(rule: StopRule, outlook: Outlook) -> str | None:
     reasons = [_reason(rule, gain, outlook.trial_s) for gain in latest]
     if None in reasons:
         return None
+    if rule.patience == 1:
+        return reasons[-1]
     return f"{reasons[-1]}; none paid after any of the last {rule.patience} results"
 
 

@@ -76,7 +76,8 @@ class Proposer:
         """Take over a study, new or resumed.
 
         Args:
-            study: Opened by the caller, with any sampler (`sampler.make_sampler`).
+            study: Opened by the caller, with any sampler (`sampler.make_sampler`). A guided one is
+                of the same report; what it knows is shared.
             report: The space under the rules.
             trials: Configs to try, the baseline included.
             time_budget_s: Propose nothing after this much time; None: no limit.
@@ -107,6 +108,7 @@ class Proposer:
         self._outlook: GuidedSampler = (
             own if is_guided else GuidedSampler(report, seed=seed, ranking=self.ranking)
         )
+        # Gain expected of the trial to come, and the number of results that this rests on.
         self._news: tuple[float, int] | None = None
         self._trials = trials
         self._time_budget_s = time_budget_s
@@ -289,9 +291,10 @@ class Proposer:
         self._news = (found.gain, finished)
         looks = [trial.user_attrs[GAIN] for trial in trials if GAIN in trial.user_attrs]
         walls = [trial.user_attrs[WALL] for trial in trials if WALL in trial.user_attrs]
+        # Workers that ask at the same time know the same: one look per number of results.
+        gains = sorted({known: gain for gain, known in (*looks, self._news)}.items())
         outlook = Outlook(
-            # Workers that ask at the same time know the same: one look per number of results.
-            gains=tuple({known: gain for gain, known in (*looks, self._news)}.values()),
+            gains=tuple(gain for _, gain in gains),
             num_trials=finished,
             num_knobs=len(self.ranking.encoding.names),
             trial_s=statistics.median(walls) if walls else None,

@@ -22,8 +22,9 @@ from mindtune.search.normal import log_mean_excess, normal_cdf, truncation
 __all__ = [
     "Beliefs",
     "Posterior",
+    "Surrogate",
     "believe_below",
-    "fit_posterior",
+    "fit",
     "log_expected_improvement",
     "probability_ok",
 ]
@@ -68,14 +69,17 @@ class Posterior:
     deviation: Floats
     """Of the value itself, without a trial's noise."""
     best: float
-    """Largest belief among the configs that were tried."""
+    """Largest belief among the configs that were tried, those known by a bound left out."""
     noise: float
     """Variance of a trial's noise."""
 
 
 @dataclass(frozen=True)
 class Beliefs:
-    """What is believed of configs that no trial has measured to its end."""
+    """What is believed of configs that no trial has measured to its end.
+
+    It counts beside the trials, but teaches no variance.
+    """
 
     places: Places
     log_cost: Floats
@@ -85,59 +89,80 @@ class Beliefs:
     """Of their errors, beyond a trial's noise."""
 
 
-def fit_posterior(
-    encoding: Encoding,
-    tried: Places,
-    log_values: Floats,
-    asked: Places,
-    *,
-    tried_log_cost: Floats,
-    asked_log_cost: Floats,
-    believed: Sequence[Beliefs] = (),
-) -> Posterior:
-    """Return the belief about `asked` after the trials.
+@dataclass(frozen=True)
+class Surrogate:
+    """What trials have taught: see `fit`."""
+
+    encoding: Encoding
+    tried: Places
+    log_values: Floats
+    log_cost: Floats
+    variances: Floats
+    """Of each knob's effect, and of the interaction."""
+    noise: float
+    """Variance of a trial's noise."""
+
+    def posterior(
+        self, asked: Places, log_cost: Floats, believed: Sequence[Beliefs] = ()
+    ) -> Posterior:
+        """Return the belief about configs.
+
+        Args:
+            asked: Their places.
+            log_cost: log of the cost model's prediction, 0 where nothing is predicted.
+            believed: Counts beside the trials.
+        """
+        center, level = _origin(self.log_values, self.log_cost)
+        places = np.concatenate([self.tried, *(own.places for own in believed)])
+        values = np.concatenate([self.log_values, *(own.log_values for own in believed)])
+        cost = np.concatenate([self.log_cost, *(own.log_cost for own in believed)]) - center
+        errors = np.concatenate(
+            [np.zeros(len(self.tried)), *(own.variances for own in believed)]
+        )
+        asked_cost = log_cost - center
+
+        signal = np.tensordot(self.variances, _parts(self.encoding, places), axes=1)
+        signal += _basis(cost)
+        factor = np.linalg.cholesky(signal + np.diag(self.noise + errors))
+        weights = np.linalg.solve(factor.T, np.linalg.solve(factor, values + cost - level))
+        cross = _covariance(self.encoding, self.variances, asked, places)
+        cross += _OFFSET_VARIANCE + _SLOPE_VARIANCE * np.outer(asked_cost, cost)
+        projected = np.linalg.solve(factor, cross.T)
+        prior = self.variances.sum() + _OFFSET_VARIANCE + _SLOPE_VARIANCE * asked_cost**2
+        variance = np.maximum(prior - (projected**2).sum(axis=0), 1e-12)
+        beliefs = signal @ weights + level - cost
+        return Posterior(
+            mean=cross @ weights + level - asked_cost,
+            deviation=np.sqrt(variance),
+            best=float(beliefs[errors == 0].max()),
+            noise=self.noise,
+        )
+
+
+def fit(encoding: Encoding, tried: Places, log_values: Floats, log_cost: Floats) -> Surrogate:
+    """Return what trials teach: how much each knob does, and how much trials vary by themselves.
 
     Args:
         encoding: Of the space.
         tried: Places with a measured value, at least one, in the order of the trials.
         log_values: Their log(value).
-        asked: Places to judge.
-        tried_log_cost: log of the cost model's prediction, 0 where nothing is predicted.
-        asked_log_cost: The same for `asked`.
-        believed: Counts beside the trials, but teaches no variance: nobody has measured it.
+        log_cost: log of the cost model's prediction, 0 where nothing is predicted.
     """
     if len(tried) > _MAX_TRIED:
         kept = _informative(log_values)
-        tried, log_values, tried_log_cost = tried[kept], log_values[kept], tried_log_cost[kept]
-    center = float(tried_log_cost.mean())
-    cost, asked_cost = tried_log_cost - center, asked_log_cost - center
-    level = float(np.median(log_values + cost))
-    residual = log_values + cost - level
-    parts, basis = _parts(encoding, tried), _basis(cost)
-    variances, noise = _variances(_VALUES, parts, _ranks(tried), basis, residual)
-    errors = np.full(len(residual), noise)
-    if believed:
-        tried = np.concatenate([tried, *(own.places for own in believed)])
-        cost = np.concatenate([cost, *(own.log_cost - center for own in believed)])
-        values = np.concatenate([log_values, *(own.log_values for own in believed)])
-        errors = np.concatenate([errors, *(noise + own.variances for own in believed)])
-        residual = values + cost - level
-        parts, basis = _parts(encoding, tried), _basis(cost)
-
-    signal = np.tensordot(variances, parts, axes=1) + basis
-    factor = np.linalg.cholesky(signal + np.diag(errors))
-    weights = np.linalg.solve(factor.T, np.linalg.solve(factor, residual))
-    cross = _covariance(encoding, variances, asked, tried)
-    cross += _OFFSET_VARIANCE + _SLOPE_VARIANCE * np.outer(asked_cost, cost)
-    projected = np.linalg.solve(factor, cross.T)
-    prior = variances.sum() + _OFFSET_VARIANCE + _SLOPE_VARIANCE * asked_cost**2
-    variance = np.maximum(prior - (projected**2).sum(axis=0), 1e-12)
-    return Posterior(
-        mean=cross @ weights + level - asked_cost,
-        deviation=np.sqrt(variance),
-        best=float((signal @ weights + level - cost).max()),
-        noise=noise,
+        tried, log_values, log_cost = tried[kept], log_values[kept], log_cost[kept]
+    center, level = _origin(log_values, log_cost)
+    cost = log_cost - center
+    variances, noise = _variances(
+        _VALUES, _parts(encoding, tried), _ranks(tried), _basis(cost), log_values + cost - level
     )
+    return Surrogate(encoding, tried, log_values, log_cost, variances, noise)
+
+
+def _origin(log_values: Floats, log_cost: Floats) -> tuple[float, float]:
+    """Return the log cost and the residual that count as 0."""
+    center = float(log_cost.mean())
+    return center, float(np.median(log_values + log_cost - center))
 
 
 def _basis(cost: Floats) -> Floats:
@@ -239,7 +264,7 @@ def probability_ok(encoding: Encoding, tried: Places, succeeded: Flags, asked: P
 
 
 def believe_below(
-    posterior: Posterior, asked: Places, log_cost: Floats, log_bounds: Floats
+    posterior: Posterior, places: Places, log_cost: Floats, log_bounds: Floats
 ) -> Beliefs:
     """Return what is known of configs whose trial would have come to no more than a bound.
 
@@ -251,7 +276,7 @@ def believe_below(
 
     Args:
         posterior: Of the configs, without these bounds.
-        asked: Their places.
+        places: Theirs.
         log_cost: log of their predicted costs.
         log_bounds: log(value) that a trial of each cannot have exceeded.
     """
@@ -259,7 +284,7 @@ def believe_below(
     falls, narrows = truncation((log_bounds - posterior.mean) / deviation)
     narrows = np.maximum(narrows, _SAYS_NOTHING)
     return Beliefs(
-        places=asked,
+        places=places,
         log_cost=log_cost,
         log_values=posterior.mean - deviation * falls / narrows,
         variances=deviation**2 * (1.0 - narrows) / narrows,

@@ -68,9 +68,13 @@ class StopSection(ContractModel):
     """When a search ends before its trials are used up."""
 
     min_gain: float = Field(default=StopRule().min_gain, ge=0, le=1)
-    """Stop when no untried config is expected to gain more than this share of the best value."""
-    min_trials: int = Field(default=StopRule().min_trials, ge=1, le=_LARGEST)
-    """Never stop before so many trials."""
+    """Stop when no untried config is expected to gain more than this share: 1 - best value /
+    value expected, the share of the training's time that it saves where the value is a speed."""
+    min_trials: int | None = Field(default=StopRule().min_trials, ge=1, le=_LARGEST)
+    """Never stop before so many trials. Null: the base config and one trial per knob that is
+    searched, at least 8."""
+    patience: int = Field(default=StopRule().patience, ge=1, le=_LARGEST)
+    """After so many results in a row no further trial must have paid."""
     training_time: Duration | None = Field(default=None, gt=0)
     """Length of the training that is tuned, with the best config so far: stop when a trial takes
     longer than what it is expected to save of it. Null: not said."""
@@ -78,7 +82,10 @@ class StopSection(ContractModel):
     def rule(self) -> StopRule:
         """Return the section in the terms of the search."""
         return StopRule(
-            min_gain=self.min_gain, min_trials=self.min_trials, training_s=self.training_time
+            min_gain=self.min_gain,
+            min_trials=self.min_trials,
+            patience=self.patience,
+            training_s=self.training_time,
         )
 
 

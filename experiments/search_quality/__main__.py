@@ -12,7 +12,7 @@ import optuna
 from mindtune.controller.contract import write_atomic
 from mindtune.controller.errors import ConfigError
 from mindtune.experiments.model_accuracy.tables import TablesError
-from mindtune.experiments.provenance import provenance
+from mindtune.experiments.provenance import Provenance, provenance
 from mindtune.experiments.search_quality.experiment import answers, search
 from mindtune.experiments.search_quality.methods import METHODS
 from mindtune.experiments.search_quality.problems import ProblemOf, chosen_problems
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m mindtune.experiments.search_quality",
         description="How few trials a search needs, side by side with other samplers. An "
-        "experiment that was stopped goes on where it was.",
+        "experiment that was stopped goes on where it was; other code begins anew.",
     )
     parser.add_argument("--out", type=Path, required=True, help="rows.jsonl, results.md")
     parser.add_argument("--problems", help="names or patterns, such as dense_*,nanotron_*")
@@ -52,12 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
         methods = _chosen_methods(options.methods)
         options.out.mkdir(parents=True, exist_ok=True)
         rows_file = options.out / SearchRow.FILE
+        measured = provenance()  # of the code that was loaded, whatever is checked out meanwhile
         for name, of in problems.items():
             for seed in range(options.seeds):
-                _search_all(rows_file, name, of, methods, seed, options.trials)
+                _search_all(rows_file, name, of, methods, seed, options.trials, measured)
             _log.info("%s: %d seeds", name, options.seeds)
-        text = summary(read_rows(rows_file).values())
-        write_atomic(options.out / "results.md", f"{text}\n{provenance().sentence()}\n")
+        write_atomic(options.out / "results.md", summary(read_rows(rows_file).values()))
     except (ConfigError, TablesError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return _WRONG_USE
@@ -78,11 +78,21 @@ def _chosen_methods(text: str | None) -> tuple[str, ...]:
 
 
 def _search_all(
-    rows_file: Path, name: str, of: ProblemOf, methods: tuple[str, ...], seed: int, trials: int
+    rows_file: Path,
+    name: str,
+    of: ProblemOf,
+    methods: tuple[str, ...],
+    seed: int,
+    trials: int,
+    measured: Provenance,
 ) -> None:
-    """Search one problem with every method whose row is missing."""
+    """Search one problem with every method whose row of this code and these trials is missing."""
     known = read_rows(rows_file)
-    missing = [method for method in methods if (name, method, seed) not in known]
+    missing = [
+        method
+        for method in methods
+        if (name, method, seed, trials, measured.revision) not in known
+    ]
     if not missing:
         return
     problem = of(seed)
@@ -90,7 +100,7 @@ def _search_all(
     for method in missing:
         row = search(
             problem, name, method,
-            seed=seed, trials=trials, known=true, measured=provenance(),
+            seed=seed, trials=trials, known=true, measured=measured,
         )  # fmt: skip
         append_row(rows_file, row)
 

@@ -100,6 +100,7 @@ def search(
         problem=name,
         method=method,
         seed=seed,
+        trials=trials,
         configs=report.total,
         feasible=report.feasible,
         accepted_failures=known.accepted_failures,

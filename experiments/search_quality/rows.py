@@ -1,11 +1,13 @@
 """The rows of the experiment: one line of `rows.jsonl` per search that ended.
 
 The file is append-only. A row is written as soon as its search has ended, so that the experiment
-may be stopped at any time and goes on where it was.
+may be stopped at any time and goes on where it was. Rows of several revisions of the code may
+stand in one file; `newest` keeps those that no later ones replace.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,10 +17,10 @@ from mindtune.controller.contract import Document
 from mindtune.experiments.provenance import Provenance
 from mindtune.experiments.row_file import append_row, read_keyed_rows
 
-__all__ = ["RowKey", "SearchRow", "append_row", "read_rows"]
+__all__ = ["RowKey", "SearchRow", "append_row", "newest", "read_rows"]
 
-RowKey = tuple[str, str, int]
-"""Problem, method, seed."""
+RowKey = tuple[str, str, int, int | None, str]
+"""Problem, method, seed, trials, revision of the code."""
 
 
 class SearchRow(Document):
@@ -29,6 +31,8 @@ class SearchRow(Document):
     problem: str
     method: str
     seed: int = Field(ge=0)
+    trials: int | None = Field(default=None, ge=1)
+    """The most that the search might take; null: not said, in rows of old files."""
     configs: int = Field(ge=1)
     """Of the space."""
     feasible: int = Field(ge=1)
@@ -53,7 +57,7 @@ class SearchRow(Document):
     @property
     def key(self) -> RowKey:
         """What no two rows of one file share."""
-        return (self.problem, self.method, self.seed)
+        return (self.problem, self.method, self.seed, self.trials, self.measured.revision)
 
     def regret_after(self, trials: int) -> float:
         """Return the regret after so many trials, or after the last one."""
@@ -70,6 +74,13 @@ class SearchRow(Document):
     def failures(self, trials: int) -> int:
         """Return how many of the first trials did not end ok."""
         return sum(outcome != "ok" for outcome in self.outcomes[:trials])
+
+
+def newest(rows: Iterable[SearchRow]) -> list[SearchRow]:
+    """Return the rows that are of the same code and trials as the last of problem and method."""
+    known = list(rows)
+    kept = {(row.problem, row.method): row.key[-2:] for row in known}
+    return [row for row in known if kept[row.problem, row.method] == row.key[-2:]]
 
 
 def read_rows(path: Path) -> dict[RowKey, SearchRow]:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from mindtune.experiments.search_quality.methods import METHODS
-from mindtune.experiments.search_quality.rows import SearchRow
+from mindtune.experiments.search_quality.rows import SearchRow, newest
 
 __all__ = ["NEAR", "summary"]
 
@@ -18,17 +18,42 @@ _OURS = "guided"
 
 
 def summary(rows: Iterable[SearchRow]) -> str:
-    """Return all tables of the measured rows."""
-    known = list(rows)
-    if not known:
+    """Return all tables of the measured rows, and what code they are of."""
+    found = list(rows)
+    if not found:
         return "No row has been measured yet.\n"
+    known = newest(found)
     problems = list(dict.fromkeys(row.problem for row in known))
     lines = ["## All problems", "", *_overview(known, problems), "", "## Rules", ""]
     lines += _rules(known, problems)
     for problem in problems:
         of_problem = [row for row in known if row.problem == problem]
         lines += ["", f"## {problem}", "", *_methods(of_problem)]
+    lines += ["", "## Measured", "", *_sources(known, replaced=len(found) - len(known))]
     return "\n".join(lines) + "\n"
+
+
+def _sources(rows: Sequence[SearchRow], *, replaced: int) -> list[str]:
+    """Return by which code, with how many trials at most, on what and when it was measured."""
+    groups: dict[tuple[object, ...], list[SearchRow]] = {}
+    for row in rows:
+        machine = row.measured.model_copy(update={"date": ""})
+        groups.setdefault((row.trials, *machine.model_dump().values()), []).append(row)
+    lines = []
+    for own in groups.values():
+        methods = ", ".join(name for name in METHODS if any(row.method == name for row in own))
+        dates = sorted({row.measured.date for row in own})
+        span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+        most = "" if own[0].trials is None else f", {own[0].trials} trials at most"
+        sentence = own[0].measured.model_copy(update={"date": span}).sentence()
+        count = "1 search" if len(own) == 1 else f"{len(own)} searches"
+        lines.append(f"- {count}{most} ({methods}): {sentence}")
+    if len({row.key[-2:] for row in rows}) > 1:
+        lines += ["", "**Not all of one revision and number of trials**: compare with care."]
+    if replaced:
+        lines += ["", f"{replaced} rows of other code or trials, which newer ones replace, are "
+                  "left out."]  # fmt: skip
+    return lines
 
 
 def _overview(rows: Sequence[SearchRow], problems: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 
+import optuna
 import pytest
 
 from mindtune.controller.errors import ConfigError
@@ -9,7 +10,8 @@ from mindtune.experiments.model_accuracy.mapping import Device, map_row
 from mindtune.experiments.provenance import provenance
 from mindtune.experiments.search_quality.__main__ import main
 from mindtune.experiments.search_quality.experiment import answers, search
-from mindtune.experiments.search_quality.methods import METHODS
+from mindtune.experiments.search_quality.methods import METHODS, _PerKnob
+from mindtune.experiments.search_quality.problem import SimulatedTrial
 from mindtune.experiments.search_quality.problems import chosen_problems
 from mindtune.experiments.search_quality.published import PublishedProblem
 from mindtune.experiments.search_quality.rows import SearchRow, append_row, read_rows
@@ -122,7 +124,7 @@ def test_rows_are_kept_and_a_cut_line_is_passed_over(tmp_path):
     append_row(path, row([0.5]))
     with path.open("a") as file:
         file.write('{"cut')
-    assert list(read_rows(path)) == [("p", "guided", 0)]
+    assert list(read_rows(path)) == [("p", "guided", 0, None, MEASURED.revision)]
     twice = tmp_path / "twice.jsonl"
     append_row(twice, row([0.5]))
     append_row(twice, row([0.5]))
@@ -139,6 +141,52 @@ def test_the_summary_says_what_was_found_and_what_was_not():
     assert "| guided | 2 | 2 | >2 | 1 of 2 |" in text
 
 
+def test_rows_of_other_code_are_told_apart_and_replaced_by_newer_ones(tmp_path):
+    def of(revision, *, trials=40, seed=0, method="guided", regret=0.5):
+        measured = MEASURED.model_copy(update={"revision": revision, "date": "2026-01-02"})
+        return row([regret]).model_copy(
+            update={"measured": measured, "trials": trials, "seed": seed, "method": method}
+        )
+
+    rows = [of("a"), of("a", seed=1), of("a", method="grid"), of("b", regret=0.01)]
+    path = tmp_path / "rows.jsonl"
+    for one in rows:
+        append_row(path, one)
+    text = summary(read_rows(path).values())
+    assert "| guided | 1 | 1 | 1 | 1 of 1 |" in text, "the rows of `a` are not mixed in"
+    assert "- 1 search, 40 trials at most (grid): " in text
+    assert "2026-01-02, revision `a`." in text
+    assert "2026-01-02, revision `b`." in text
+    assert "**Not all of one revision and number of trials**" in text
+    assert "2 rows of other code or trials" in text
+    alike = summary([of("b"), of("b", seed=1), of("b", method="grid")])
+    assert "- 3 searches, 40 trials at most (guided, grid): " in alike
+    assert "Not all of one" not in alike
+    assert "left out" not in alike
+    assert "Not all of one" in summary([of("b"), of("b", trials=60, method="grid")])
+
+
+class Stubborn(optuna.samplers.RandomSampler):
+    """Proposes the first value of everything, for ever."""
+
+    def sample_independent(self, study, trial, param_name, param_distribution):
+        return param_distribution.choices[0]
+
+
+def test_what_is_drawn_instead_of_known_proposals_follows_the_seed(table):
+    def order(seed):
+        searcher = _PerKnob(Stubborn(), table.report, seed)
+        configs = []
+        while (config := searcher.ask()) is not None:
+            configs.append((config["model_parallel"], config["micro_batch_size"]))
+            searcher.tell(SimulatedTrial("ok", 1.0))
+        return configs
+
+    assert order(0) == order(0)
+    assert order(0) != order(1)
+    assert sorted(order(0)) == sorted(order(1)) == sorted(TIMES)
+
+
 def test_the_experiment_goes_on_where_it_was(tmp_path, capsys):
     command = ["--out", str(tmp_path), "--problems", "dense_8_200", "--trials", "3"]
     assert main([*command, "--methods", "grid", "--seeds", "1"]) == 0
@@ -147,6 +195,10 @@ def test_the_experiment_goes_on_where_it_was(tmp_path, capsys):
     lines = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
     assert lines[0] == first
     assert [json.loads(line)["method"] for line in lines] == ["grid", "guided"]
+    more = ["--out", str(tmp_path), "--problems", "dense_8_200", "--trials", "4"]
+    assert main([*more, "--methods", "grid", "--seeds", "1"]) == 0
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines()
+    assert [json.loads(line)["trials"] for line in lines] == [3, 3, 4]
     assert "| dense_8_200 |" in (tmp_path / "results.md").read_text()
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "results.md")
 

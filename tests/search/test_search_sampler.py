@@ -8,6 +8,7 @@ import numpy as np
 import optuna
 import pytest
 
+from mindtune.search.attributes import MEMORY
 from mindtune.search.constraints import check
 from mindtune.search.encoding import Encoding
 from mindtune.search.errors import SearchError, SpaceExhaustedError
@@ -17,7 +18,7 @@ from mindtune.search.model_shape import ModelShape
 from mindtune.search.ranking import Ranking
 from mindtune.search.sampler import GuidedSampler, make_sampler, parameters
 from mindtune.search.space import Space
-from mindtune.search.surrogate import fit_posterior, probability_ok
+from mindtune.search.surrogate import fit, probability_ok
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -120,9 +121,7 @@ def test_the_model_learns_which_knob_does_nothing_and_which_does():
     log_values = np.array([0.0, 0.0, 1.0, 0.7])
     asked = encoding.places([{"env.A": "y", "micro_batch_size": 8},
                              {"env.A": "x", "micro_batch_size": 2}])  # fmt: skip
-    belief = fit_posterior(
-        encoding, tried, log_values, asked, tried_log_cost=np.zeros(4), asked_log_cost=np.zeros(2)
-    )
+    belief = fit(encoding, tried, log_values, np.zeros(4)).posterior(asked, np.zeros(2))
     assert belief.mean[0] == pytest.approx(1.0, abs=0.15)
     assert 0.1 < belief.mean[1] < 0.7
     assert belief.best == pytest.approx(1.0, abs=0.1)
@@ -215,6 +214,23 @@ def test_it_is_an_ordinary_optuna_sampler():
     study.optimize(objective, n_trials=6)
     allowed = {tuple(entry.config.items()) for entry in report.configs}
     assert {tuple(trial.params.items()) for trial in study.trials} <= allowed
+
+
+def test_plain_optuna_trials_that_carry_measurements_calibrate_the_cost_model():
+    report = make_report()
+    sampler = GuidedSampler(report, seed=3)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    distributions = parameters(report)
+    for _ in range(3):
+        trial = study.ask(distributions)
+        memory = report.cost.memory_bytes(report.space.complete(trial.params))
+        trial.set_user_attr(MEMORY, 1.5 * memory)
+        study.tell(trial, 1 / step_time(trial.params, 3))
+    study.ask(distributions)
+    first = report.space.complete(study.trials[0].params)
+    assert sampler.ranking.cost.calibrated_by == 3
+    found = sampler.ranking.cost.memory_bytes(first) / report.cost.memory_bytes(first)
+    assert found == pytest.approx(1.5, rel=0.1)
 
 
 def test_several_directions_are_refused():

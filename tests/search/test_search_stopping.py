@@ -5,10 +5,12 @@ import math
 import optuna
 import pytest
 
-from mindtune.search.attributes import WALL
+from mindtune.search import sampler as sampler_module
+from mindtune.search.attributes import GAIN, WALL
 from mindtune.search.constraints import check
 from mindtune.search.errors import SearchError
 from mindtune.search.facts import Cluster, StudyFacts, Training
+from mindtune.search.ranking import Ranking
 from mindtune.search.sampler import make_sampler
 from mindtune.search.space import Space
 from mindtune.search.stopping import Outlook, StopRule, reason_to_stop
@@ -48,8 +50,7 @@ TWICE = "; none paid after any of the last 2 results"
          "stop.min_gain = 2.0%; none paid after any of the last 3 results")),
         # Of ln 2 the best takes twice as long as what is expected: half of the time is saved.
         (StopRule(patience=1, min_gain=0.6), outlook(math.log(2.0)),
-         ("a further trial is expected to gain 50.0%, less than stop.min_gain = 60.0%; none paid "
-          "after any of the last 1 results")),
+         "a further trial is expected to gain 50.0%, less than stop.min_gain = 60.0%"),
         (StopRule(patience=2), outlook(0.0, 0.0, num_trials=7), None),
         (StopRule(patience=2), outlook(0.0, 0.0, num_knobs=10), None),
         (StopRule(patience=2), outlook(0.0, 0.0, num_trials=11, num_knobs=10),
@@ -83,18 +84,22 @@ def test_limits_without_sense_are_refused(wrong, words):
         StopRule(**wrong)
 
 
-def run(stop, value, *, trials=36, sampler="guided", wall_s=60.0):
+def run(stop, value, *, trials=36, sampler="guided", wall_s=60.0, restarts=False):
     """Return the proposals' configs and why the search ended."""
-    study = optuna.create_study(
-        direction="maximize", sampler=make_sampler(sampler, REPORT, seed=0)
-    )
-    proposer = Proposer(study, REPORT, trials=trials, stop=stop)
+
+    def resumed():
+        study.sampler = make_sampler(sampler, REPORT, seed=0)
+        return Proposer(study, REPORT, trials=trials, stop=stop)
+
+    study = optuna.create_study(direction="maximize")
+    proposer = resumed()
     configs = []
     while (proposal := proposer.ask()) is not None:
         configs.append(proposal.config)
         found = value(proposal.config)
         outcome = "crash" if found is None else "ok"
         proposer.tell(proposal.number, outcome, found, {WALL: wall_s})
+        proposer = resumed() if restarts else proposer
     return configs, proposer.stopped
 
 
@@ -114,6 +119,68 @@ def test_a_study_ends_once_the_model_expects_nothing_more(sampler):
     assert "less than stop.min_gain = 2.0%; none paid after any of the last 3 results" in stopped
     if sampler == "guided":
         assert max(config["micro_batch_size"] for config in configs) == 32
+
+
+def test_a_resumed_study_keeps_its_patience():
+    assert run(StopRule(), larger_is_faster, restarts=True) == run(StopRule(), larger_is_faster)
+
+
+def test_more_patience_and_more_knobs_mean_no_fewer_trials():
+    counts = [
+        len(run(StopRule(min_trials=2, patience=patience), larger_is_faster)[0])
+        for patience in (1, 3, 6)
+    ]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+    least, _ = run(StopRule(min_trials=20), larger_is_faster)
+    assert len(least) >= 20
+
+
+def test_asks_without_a_new_result_are_one_look():
+    study = optuna.create_study(
+        direction="maximize", sampler=make_sampler("guided", REPORT, seed=0)
+    )
+    proposer = Proposer(study, REPORT, trials=36, stop=StopRule(min_trials=2, patience=3))
+    for _ in range(2):
+        first = proposer.ask()
+        proposer.tell(first.number, "ok", larger_is_faster(first.config))
+    running = [proposer.ask() for _ in range(6)]
+    assert None not in running, "six workers that ask at once have learnt nothing six times"
+    looks = [study.trials[proposal.number].user_attrs[GAIN] for proposal in running]
+    assert [known for _, known in looks] == [2] * 6
+
+
+@pytest.mark.parametrize("sampler", ["guided", "staged"])
+def test_what_is_judged_is_what_is_proposed_by_one_fit(sampler, monkeypatch):
+    fits, rankings = [], []
+    fit, build = sampler_module.fit, Ranking.__init__
+
+    def fitted(*args, **options):
+        fits.append(args)
+        return fit(*args, **options)
+
+    def built(self, report):
+        rankings.append(report)
+        build(self, report)
+
+    monkeypatch.setattr(Ranking, "__init__", built)
+    study = optuna.create_study(
+        direction="maximize", sampler=make_sampler(sampler, REPORT, seed=0)
+    )
+    proposer = Proposer(study, REPORT, trials=36, stop=StopRule(min_trials=36))
+    assert len(rankings) == 1
+    monkeypatch.setattr(sampler_module, "fit", fitted)
+    for number in range(5):
+        tried = proposer.attempts()
+        proposal = proposer.ask()
+        assert len(fits) == max(0, number)
+        proposer.tell(proposal.number, "ok", larger_is_faster(proposal.config))
+        if number:
+            again = make_sampler(sampler, REPORT, seed=0).suggest(tried, number=number)
+            fits.pop()
+            assert again.config == proposal.config
+            gain, known = study.trials[number].user_attrs[GAIN]
+            assert (gain, known) == (pytest.approx(again.gain), number)
 
 
 def test_a_short_training_is_not_worth_a_long_trial():

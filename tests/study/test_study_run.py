@@ -383,7 +383,7 @@ def test_time_budget_starts_no_further_config_but_still_confirms(tiny, monkeypat
 
 
 def test_a_study_ends_with_its_reason_when_no_trial_pays_any_more(tiny):
-    stop = {"min_gain": 1.0, "min_trials": 2}
+    stop = {"min_gain": 1.0, "min_trials": 2, "patience": 1}
     tiny.write(trial={"repeats": 1}, study={"sampler": "staged", "stop": stop, "trials": 6})
     events = []
     run_study(tiny.study_file, tiny.out, on_event=events.append)
