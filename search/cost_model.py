@@ -214,9 +214,7 @@ def calibrate(model: CostModel, measurements: Sequence[Measurement]) -> CostMode
     if times:
         forecast = time_forecast(steps)
         time_rates = _fitted(forecast, times, usual.time, usual.time_spreads, TIME_NOISE)
-    return model.with_rates(
-        memory_rates, time_rates, calibrated_by=max(len(times), len(memories))
-    )
+    return model.with_rates(memory_rates, time_rates, calibrated_by=max(len(times), len(memories)))
 
 
 def _is_measured(value: float | None) -> bool:

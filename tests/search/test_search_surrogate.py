@@ -151,9 +151,7 @@ def test_knobs_that_follow_from_another_one_are_found(configs, expected):
 
 def test_of_two_knobs_that_follow_from_each_other_one_stays():
     encoding = Encoding({"env.A": ("x", "y", "z"), "env.B": ("p", "q", "r")})
-    rows = encoding.places(
-        [{"env.A": a, "env.B": b} for a, b in zip("xyz", "pqr", strict=True)]
-    )
+    rows = encoding.places([{"env.A": a, "env.B": b} for a, b in zip("xyz", "pqr", strict=True)])
     assert len(following(encoding, rows)) == 1
 
 
