@@ -51,8 +51,7 @@ def _sources(rows: Sequence[SearchRow], *, replaced: int) -> list[str]:
     if len({row.key[-2:] for row in rows}) > 1:
         lines += ["", "**Not all of one revision and number of trials**: compare with care."]
     if replaced:
-        lines += ["", f"{replaced} rows of other code or trials, which newer ones replace, are "
-                  "left out."]  # fmt: skip
+        lines += ["", f"{replaced} rows of other code or trials are left out for newer ones."]
     return lines
 
 

@@ -158,7 +158,7 @@ def test_rows_of_other_code_are_told_apart_and_replaced_by_newer_ones(tmp_path):
     assert "2026-01-02, revision `a`." in text
     assert "2026-01-02, revision `b`." in text
     assert "**Not all of one revision and number of trials**" in text
-    assert "2 rows of other code or trials" in text
+    assert "2 rows of other code or trials are left out" in text
     alike = summary([of("b"), of("b", seed=1), of("b", method="grid")])
     assert "- 3 searches, 40 trials at most (guided, grid): " in alike
     assert "Not all of one" not in alike
