@@ -33,6 +33,8 @@ class Cluster:
     """Bytes per second and device between nodes."""
     allow_idle: bool = False
     """Configs may use fewer devices than there are."""
+    whole_nodes: bool = False
+    """Whoever starts the ranks starts as many on each node."""
 
     def __post_init__(self) -> None:
         if self.num_devices < 1:

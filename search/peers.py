@@ -9,10 +9,21 @@ from typing import Protocol
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from mindtune.search.attributes import OUTCOME
 from mindtune.search.knobs import Config
 
-__all__ = ["NO_PEERS", "Peers", "earlier_trials", "others_run", "queued_configs"]
+__all__ = [
+    "NO_PEERS",
+    "Peers",
+    "chosen_config",
+    "earlier_trials",
+    "is_kept",
+    "others_run",
+    "queued_configs",
+]
 
+_LOST = frozenset({None, "interrupted", "duplicate", "withdrawn"})
+"""Outcomes of failed trials that say nothing of their config."""
 _FIXED = "fixed_params"
 """Optuna's system attribute of a queued trial: its parameters."""
 
@@ -89,7 +100,30 @@ def queued_configs(trials: Sequence[FrozenTrial], names: Sequence[str]) -> dict[
     """Return number -> config of the trials that wait for a worker."""
     found = {}
     for trial in trials:
-        fixed = trial.system_attrs.get(_FIXED, {})
-        if trial.state == TrialState.WAITING and all(name in fixed for name in names):
-            found[trial.number] = {name: fixed[name] for name in names}
+        config = chosen_config(trial, names)
+        if trial.state == TrialState.WAITING and config is not None:
+            found[trial.number] = config
     return found
+
+
+def chosen_config(trial: FrozenTrial, names: Sequence[str]) -> Config | None:
+    """Return the config of a trial; None: it is still to be chosen.
+
+    One that was queued has its config from then on, though whoever takes it from the queue stores
+    its parameters a moment later.
+
+    Args:
+        trial: In any state.
+        names: Knobs of the space.
+    """
+    known = {**trial.system_attrs.get(_FIXED, {}), **trial.params}
+    return {name: known[name] for name in names} if all(name in known for name in names) else None
+
+
+def is_kept(config: Config, trials: Sequence[FrozenTrial], names: Sequence[str]) -> bool:
+    """Return whether a trial of a config waits, runs or has ended by itself; else it is lost."""
+    return any(
+        chosen_config(trial, names) == config
+        for trial in trials
+        if trial.state != TrialState.FAIL or trial.user_attrs.get(OUTCOME) not in _LOST
+    )

@@ -30,6 +30,17 @@ def _degrees_fill_cluster(config: Config, cost: CostModel) -> str | None:
     )
 
 
+def _ranks_fill_nodes(config: Config, cost: CostModel) -> str | None:
+    cluster = cost.facts.cluster
+    ranks, per_node = layout.num_ranks(config), cluster.node_size
+    if not cluster.whole_nodes or ranks <= per_node or ranks % per_node == 0:
+        return None
+    return (
+        f"more ranks than one node has must be a multiple of devices_per_node = {per_node}, but "
+        f"{' x '.join(layout.DEGREES)} = {ranks}"
+    )
+
+
 def _micro_batch_identity(config: Config, cost: CostModel) -> str | None:
     if layout.micro_batch_num(config, cost.facts) is not None:
         return None
@@ -236,6 +247,9 @@ _HARD = {soft.name: soft.hard for soft in ADVICE}
 RULES: tuple[Rule, ...] = (
     Rule("degrees_fill_cluster", "the degrees' product is the number of devices",
          layout.DEGREES, _degrees_fill_cluster),
+    Rule("ranks_fill_nodes",
+         "ranks of several nodes are a multiple of devices_per_node, with launcher slurm",
+         layout.DEGREES, _ranks_fill_nodes),
     Rule("micro_batch_identity",
          "global_batch_size = data_parallel x micro_batch_size x micro_batch_num, all whole",
          ("data_parallel", "micro_batch_size"), _micro_batch_identity),

@@ -40,7 +40,15 @@ from mindtune.search.constraints import NOT_LISTED, SpaceReport, first_failure
 from mindtune.search.errors import SearchError, SpaceExhaustedError
 from mindtune.search.history import MAX_STARTS, Attempt, infer
 from mindtune.search.knobs import Config
-from mindtune.search.peers import NO_PEERS, Peers, earlier_trials, others_run, queued_configs
+from mindtune.search.peers import (
+    NO_PEERS,
+    Peers,
+    chosen_config,
+    earlier_trials,
+    is_kept,
+    others_run,
+    queued_configs,
+)  # fmt: skip
 from mindtune.search.proposal import Proposal
 from mindtune.search.ranking import Ranking
 from mindtune.search.repeats import Repeat, add_repeat, repeats
@@ -119,8 +127,7 @@ class Proposer:
         self._worker = worker
         self._open: dict[int, Trial] = {}
         keep_choices(study, self._parameters)
-        if not study.get_trials(deepcopy=False):
-            self._queue(self.baseline.config, {})
+        self._keep_baseline()
 
     @property
     def open(self) -> AbstractSet[int]:
@@ -232,15 +239,13 @@ class Proposer:
         for trial in trials:
             if trial.state != TrialState.RUNNING or is_alive(trial):
                 continue
-            config = {
-                name: trial.params[name] for name in self._space.knobs if name in trial.params
-            }
+            config = chosen_config(trial, self._space.knobs)
             # Queue before closing: a second kill in between must not lose the config.
-            complete = len(config) == len(self._space.knobs)
-            if complete and trial.number not in queued and self._may_retry(config, trials):
+            if config and trial.number not in queued and self._may_retry(config, trials):
                 self._queue(config, {RETRY_OF: trial.number})
             self.tell(trial.number, "interrupted", attrs={REASON: "its process was gone"})
             closed.append(trial.number)
+        self._keep_baseline()
         return tuple(closed)
 
     def attempts(self) -> list[Attempt]:
@@ -268,9 +273,11 @@ class Proposer:
             return f"the time budget of {self._time_budget_s:g} s is used up"
         tried = self.attempts()
         counted = sum(attempt.outcome != "interrupted" for attempt in tried)
-        if counted >= self._trials:
-            return f"{counted} of {self._trials} trials are done"
         waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        queued = queued_configs(waiting, self._space.knobs).values()
+        # A baseline that was lost is measured besides: the others are compared with it.
+        if counted >= self._trials and self.baseline.config not in queued:
+            return f"{counted} of {self._trials} trials are done"
         if waiting:
             return None
         if not len(self.ranking.untried(tried)):
@@ -312,7 +319,8 @@ class Proposer:
         if known:
             self._close(trial, config, "duplicate", f"same config as trial {known[0]}")
             return True
-        if len(claimed) >= self._trials:
+        is_baseline = config == self.baseline.config
+        if len(claimed) >= self._trials and not is_baseline:
             begun = f"{len(claimed)} of {self._trials} trials have begun"
             self._close(trial, config, "withdrawn", begun)
             return True
@@ -320,7 +328,6 @@ class Proposer:
             self._close(trial, config, "withdrawn", _ALONE)
             return True
         reason = first_failure(self._space.complete(config), self.ranking.cost)
-        is_baseline = config == self.baseline.config
         if reason is None and not is_baseline and config not in self._space:
             reason = f"allowed_values: {NOT_LISTED}"
         if reason is None:
@@ -353,6 +360,15 @@ class Proposer:
             trial.user_attrs.get(RETRY_OF),
             self.ranking.cost.predict(self._space.complete(config)),
         )
+
+    def _keep_baseline(self) -> None:
+        """Queue the baseline unless a trial of it waits, runs or has ended by itself.
+
+        Everything is compared with it, so that it has to be there whatever else was lost.
+        """
+        trials = self.study.get_trials(deepcopy=False)
+        if not is_kept(self.baseline.config, trials, self._space.knobs):
+            self._queue(self.baseline.config, {})
 
     def _queue(self, config: Config, attrs: dict[str, Any]) -> None:
         self.study.enqueue_trial(dict(config), user_attrs=attrs or None)

@@ -7,7 +7,7 @@ import random
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from mindtune.controller.contract import (
@@ -86,6 +86,7 @@ def trial_environment(
     *,
     trial_dir: Path | None,
     mark: str,
+    hidden: Collection[str] = (),
     base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the whole environment of a trial.
@@ -94,11 +95,12 @@ def trial_environment(
         extra: variables of the config (knobs `env.NAME`); they win.
         trial_dir: the trial's folder; None: this is no trial but a production run.
         mark: entry ("NAME=value") that all processes of the trial carry.
+        hidden: variables that are no concern of a trial's, such as one with a password.
         base: what to start from; None: the environment of this process.
     """
     environment = dict(os.environ if base is None else base)
     # A search may be started from inside a run: what its callback was told is not for a trial.
-    for name in _TOLD:
+    for name in (*_TOLD, *hidden):
         environment.pop(name, None)
     # A log that is still in a buffer when a process is killed is lost.
     environment.setdefault("PYTHONUNBUFFERED", "1")

@@ -4,8 +4,10 @@ Theory of operation. Every process that measures trials of a study keeps an entr
 storage: who it is, and a count that a thread of it raises every ten seconds, whatever the process
 does meanwhile. Others never compare clocks: they note on their own clock when they last saw the
 count change, and take a member for gone after a minute without. A process of the same machine is
-looked up instead, so its end is known at once. Who leaves says so. A running trial is alive while
-the member that it names is; one that names nobody yet is alive while anybody else is.
+looked up besides, so its end is known at once, and is given five minutes: one that is stopped
+(Ctrl-Z) is there, but works no more. Who leaves says so. A running trial is alive while the member
+that it names is. One that names nobody yet, since it is just being asked for, is alive for a
+minute while anybody else is: its member may have been killed before it could sign.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
@@ -38,7 +40,13 @@ _PREFIX = "worker:"
 _BEAT_S = 10.0
 _GONE_AFTER_S = 60.0
 """Six beats: a database that stalls, or a machine that swaps, must not cost a trial."""
+_STOPPED_AFTER_S = 300.0
+"""Without a sign of a process that is there: swapping may silence it, a debugger too."""
 _POLL_S = 0.5
+_GIVE_WAY_S = 5.0
+"""Longest time for a search that has to give way to do so: it has to read the storage once."""
+_LEAVE_WAIT_S = 15.0
+"""Longest wait for a last sign of life under way; the storage may be away."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +70,9 @@ class Member:
         return f"{self.host} (process {self.pid})"
 
 
+_FIELDS = tuple(entry.name for entry in fields(Member))
+
+
 @dataclass
 class _Sighting:
     member: Member
@@ -78,6 +89,7 @@ class Crew:
         *,
         beat_s: float = _BEAT_S,
         gone_after_s: float = _GONE_AFTER_S,
+        stopped_after_s: float = _STOPPED_AFTER_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Look at who is there.
@@ -87,6 +99,7 @@ class Crew:
             role: of this process.
             beat_s: seconds between two signs of life.
             gone_after_s: seconds without a sign, after which a member elsewhere is gone.
+            stopped_after_s: the same of a member of this machine whose process is there.
             clock: in seconds; differs from machine to machine.
         """
         own = identify(os.getpid())
@@ -99,10 +112,13 @@ class Crew:
             start_ticks=0 if own is None else own.start_ticks,
         )
         self.gone_after_s = gone_after_s
+        self._stopped_after_s = stopped_after_s
         self._study = study
         self._beat_s = beat_s
         self._clock = clock
         self._seen: dict[str, _Sighting] = {}
+        self._unsigned: dict[int, float] = {}
+        """Running trial that names nobody -> when this process first saw it."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="signs of life", daemon=True)
 
@@ -118,7 +134,7 @@ class Crew:
         trace: TracebackType | None,
     ) -> None:
         self._ended.set()
-        self._thread.join()
+        self._thread.join(_LEAVE_WAIT_S)
         self.me = replace(self.me, has_left=True)
         self._try_to_write()
 
@@ -159,11 +175,34 @@ class Crew:
                 )
             self.wait()
 
+    def refuse_late_rivals(self) -> None:
+        """Make sure that no other search was started at the same moment; once this one is seen.
+
+        Of two that see each other the one with the higher id gives way. One that stays though its
+        id is the higher has not seen this one: it came first.
+
+        Raises:
+            ConfigError: if this one has to give way.
+        """
+        last_look = self._clock() + _GIVE_WAY_S
+        while rivals := [member for member in self.others() if member.role == "search"]:
+            if any(rival.id < self.me.id for rival in rivals) or self._clock() >= last_look:
+                raise ConfigError(
+                    "a study must be searched by one process, but "
+                    f"{rivals[0].name} was started at the same moment; join it with "
+                    "`mindtune worker`."
+                )
+            self.wait()
+
     def is_alive(self, trial: FrozenTrial) -> bool:
         """Return whether another member still works on a running trial."""
         owner = trial.user_attrs.get(WORKER)
         if owner == self.me.id:
             return False
+        if owner is None:
+            first_seen = self._unsigned.setdefault(trial.number, self._clock())
+            if self._clock() - first_seen >= self.gone_after_s:
+                return False
         if self._is_known(owner):
             return True
         # Nobody is declared gone without a fresh look: this process may have measured for long.
@@ -194,7 +233,9 @@ class Crew:
         for key, text in self._study.user_attrs.items():
             if not key.startswith(_PREFIX) or key == _PREFIX + self.me.id:
                 continue
-            member = Member(**json.loads(text))
+            member = _member(text)
+            if member is None:
+                continue
             known = self._seen.get(member.id)
             if known is None or known.member != member:
                 self._seen[member.id] = _Sighting(member, now)
@@ -203,9 +244,11 @@ class Crew:
         member = sighting.member
         if member.has_left:
             return False
+        silence_s = self._clock() - sighting.changed_at
         if member.machine == self.me.machine:
-            return is_running(Process(member.pid, member.start_ticks))
-        return self._clock() - sighting.changed_at < self.gone_after_s
+            is_there = is_running(Process(member.pid, member.start_ticks))
+            return is_there and silence_s < self._stopped_after_s
+        return silence_s < self.gone_after_s
 
     def _beat(self) -> None:
         while not self._ended.wait(self._beat_s):
@@ -224,6 +267,16 @@ class Crew:
 
     def _write(self) -> None:
         self._study.set_user_attr(_PREFIX + self.me.id, json.dumps(asdict(self.me)))
+
+
+def _member(text: str) -> Member | None:
+    """Return a member as it was stored; None: by a version that cannot be read."""
+    try:
+        entry = json.loads(text)
+        return Member(**{name: entry[name] for name in _FIELDS if name in entry})
+    except (ValueError, TypeError):
+        _LOGGER.warning("an entry of the study's members cannot be read: %s", text)
+        return None
 
 
 def _machine() -> str:

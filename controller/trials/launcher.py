@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -73,6 +73,7 @@ def launch(
     launcher: Literal["none", "msrun", "slurm"] = "none",
     ranks_per_node: int | None = None,
     env: Mapping[str, str] | None = None,
+    hidden: Collection[str] = (),
     should_stop: Callable[[], str | None] | None = None,
     interrupt: threading.Event | None = None,
     stop_grace_s: float = 10.0,
@@ -94,6 +95,7 @@ def launch(
         launcher: what to put in front of the command.
         ranks_per_node: ranks that Slurm is to start on each node; None: all on one.
         env: variables on top of this process's own.
+        hidden: variables of this process that the command does not get, unless `env` has them.
         should_stop: asked four times a second; a text stops the trial for that reason (pruned).
         interrupt: ends the trial within 5 s once it is set (interrupted): Ctrl-C reaches the main
             thread alone, which sets it for launches in other threads.
@@ -104,7 +106,7 @@ def launch(
         ConfigError: the launcher cannot be used.
     """
     check_launcher(launcher)
-    check_ranks(launcher, num_ranks)
+    check_ranks(launcher, num_ranks, ranks_per_node)
     trial_dir = trial_dir.resolve()
     trial_dir.mkdir(parents=True, exist_ok=True)
     _clear(trial_dir, _LEFTOVERS if in_trial else _RANK_LEFTOVERS)
@@ -116,7 +118,7 @@ def launch(
         command=list(command),
         trial_dir=str(trial_dir),
         environment=trial_environment(
-            env or {}, trial_dir=trial_dir if in_trial else None, mark=mark
+            env or {}, trial_dir=trial_dir if in_trial else None, mark=mark, hidden=hidden
         ),
         mark=mark,
         parent_pid=os.getpid(),

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ __all__ = ["WORKERS", "LocalWorkers", "choose_slots", "tie_to_parent"]
 WORKERS = "workers"
 """Folder of a study in which local workers have theirs."""
 _ENV_PARENT = "MINDTUNE_WORKER_OF"
+_LEAVE_WAIT_S = 5.0
+"""An idle worker looks twice a second whether the search is over."""
 _END_WAIT_S = 20.0
 """A worker that is told to end stops its trial first, which takes up to 10 s."""
 
@@ -98,7 +101,7 @@ class LocalWorkers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.end()
+        self.end(grace_s=_LEAVE_WAIT_S if error is None else 0.0)
 
     def look(self) -> None:
         """Tell of workers that have failed."""
@@ -118,8 +121,16 @@ class LocalWorkers:
             process.wait()
         self.look()
 
-    def end(self) -> None:
-        """End all workers and wait for them; those that the search has left end by themselves."""
+    def end(self, *, grace_s: float = 0.0) -> None:
+        """End all workers and wait for them.
+
+        Args:
+            grace_s: time for them to end by themselves, as they do once the search is over.
+        """
+        last = time.monotonic() + grace_s
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, last - time.monotonic()))
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
@@ -136,6 +147,13 @@ class LocalWorkers:
     def _start(self, number: int, slot: Mapping[str, str]) -> subprocess.Popen[bytes]:
         folder = self.root / str(number)
         folder.mkdir(parents=True, exist_ok=True)
+        # A command line can be read by everybody, the environment by this user alone.
+        environment = {
+            **os.environ, **slot,
+            ENV_STORAGE: self.address.url, _ENV_PARENT: str(os.getpid()),
+        }  # fmt: skip
+        if self.address.variable not in (None, ENV_STORAGE):
+            environment.pop(str(self.address.variable), None)  # its trials would get it
         with self._log(number).open("ab") as log:
             return subprocess.Popen(
                 [
@@ -145,11 +163,7 @@ class LocalWorkers:
                 ],
                 # `-m` puts the working directory in front of the path: not the user's.
                 cwd=folder,
-                # A command line can be read by everybody, the environment by this user alone.
-                env={
-                    **os.environ, **slot, ENV_STORAGE: self.address.url,
-                    _ENV_PARENT: str(os.getpid()),
-                },
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mindtune.controller.contract import (
@@ -32,6 +34,8 @@ __all__ = ["Launch", "Measurer"]
 
 _TELL_EVERY_S = 1.0
 _LEFTOVER_GRACE_S = 2.0
+_TELL_QUEUE_S = 5.0
+"""Longer than a job takes to start where devices are free (1 to 3 s in the tests' cluster)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,8 @@ class Measurer:
     identity: Identity
     slot: Mapping[str, str] = field(default_factory=dict)
     """Environment that says which devices the trials get; empty: those of this process."""
+    hidden: Collection[str] = ()
+    """Variables of this process that trials do not get."""
 
     def plan(self, number: int, repeat: int, *, steps: int | None = None) -> TrialPlan:
         """Return what is asked of a measurement.
@@ -113,6 +119,8 @@ class Measurer:
         *,
         bar: Bar | None = None,
         on_progress: Callable[[int, float], None] | None = None,
+        on_queue: Callable[[], None] = lambda: None,
+        queue_limit_s: float = math.inf,
     ) -> Launch:
         """Measure a config, whatever is on disk already.
 
@@ -121,6 +129,8 @@ class Measurer:
             plan: what is asked of the measurement.
             bar: the best so far; None: the trial is not stopped early.
             on_progress: called with the steps done and the seconds since the start.
+            on_queue: called once if the trial has to wait in Slurm's queue.
+            queue_limit_s: longest wait there; then it is interrupted.
 
         Raises:
             ConfigError: if the folder cannot be written or the launcher cannot be used.
@@ -135,6 +145,7 @@ class Measurer:
         self.folder.set_aside(plan.number, plan.repeat)
         trial = self.setup.study.trial
         config_file = self.setup.config.write(folder, knobs, plan)
+        queue = _Queue(folder, on_queue, queue_limit_s) if trial.launcher == "slurm" else None
         report = launch(
             self.setup.trial_command(config_file),
             trial_dir=folder,
@@ -144,12 +155,41 @@ class Measurer:
             launcher=trial.launcher,
             ranks_per_node=self.setup.study.cluster.devices_per_node,
             env={**self.slot, **self.setup.config.environment(knobs, folder=folder)},
-            should_stop=_watch(folder, plan, bar, on_progress),
+            hidden=self.hidden,
+            should_stop=_watch(folder, plan, bar, on_progress, queue),
+            interrupt=None if queue is None else queue.is_given_up,
         )
+        if queue is not None and queue.is_given_up.is_set():
+            why = f"it had not left Slurm's queue after {queue_limit_s:.0f} s"
+            report = replace(report, supervised=replace(report.supervised, error=why))
         outcome = record_outcome(
             report, knobs=knobs, config_hash=measurement_hash(self.identity, knobs, plan)
         )
         return _launch(plan, folder, outcome)
+
+
+class _Queue:
+    """A trial's wait in Slurm's queue, which costs none of its deadlines."""
+
+    def __init__(self, folder: Path, tell: Callable[[], None], limit_s: float) -> None:
+        self.is_given_up = threading.Event()
+        self._ranks = folder / "ranks"
+        self._tell = tell
+        self._limit_s = limit_s
+        self._since = time.monotonic()
+        self._has_begun = self._has_told = False
+
+    def look(self) -> None:
+        """Tell of a wait, and give up one that is too long."""
+        self._has_begun = self._has_begun or any(self._ranks.glob("begun.*"))
+        if self._has_begun:
+            return
+        waited_s = time.monotonic() - self._since
+        if waited_s >= _TELL_QUEUE_S and not self._has_told:
+            self._has_told = True
+            self._tell()
+        if waited_s >= self._limit_s:
+            self.is_given_up.set()
 
 
 def _launch(plan: TrialPlan, folder: Path, outcome: TrialOutcome) -> Launch:
@@ -191,6 +231,7 @@ def _watch(
     plan: TrialPlan,
     bar: Bar | None,
     on_progress: Callable[[int, float], None] | None,
+    queue: _Queue | None,
 ) -> Callable[[], str | None]:
     """Return what the launcher asks while the trial runs."""
     reader = ProgressReader(folder / "signals.csv", warmup_steps=plan.warmup_steps)
@@ -199,6 +240,8 @@ def _watch(
 
     def should_stop() -> str | None:
         nonlocal told_at
+        if queue is not None:
+            queue.look()
         progress, now = reader.read(), time.monotonic()
         if on_progress is not None and now - told_at >= _TELL_EVERY_S:
             told_at = now

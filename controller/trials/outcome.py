@@ -36,6 +36,7 @@ __all__ = ["TrialOutcome", "differing_knobs", "judge", "record_outcome"]
 _RSS = "rss"
 _SLURM_OOM = re.compile(r"slurmstepd: error: Detected \d+ oom[_-]kill event")
 _SLURM_ERROR = re.compile(r"^srun: error: .*", re.MULTILINE)
+_SLURM_LIMIT = "DUE TO TIME LIMIT"
 _NEAR_LIMIT = 0.8
 """Share of the machine's memory from which on an unexplained SIGKILL is taken for the kernel's."""
 
@@ -174,7 +175,12 @@ def _launcher_finding(report: LaunchReport) -> _Finding | None:
             message = supervised.error or "the trial was ended from outside"
             return _Finding(outcome="interrupted", message=message)
         case "exit" | "rank_failed":
-            return None
+            # How its ranks then failed, if they left a word at all, is no fault of the config.
+            said = supervised.slurm_said
+            if not said:
+                return None
+            outcome: Outcome = "timeout" if _SLURM_LIMIT in said else "interrupted"
+            return _Finding(outcome=outcome, message=said)
 
 
 def _worker_finding(report: LaunchReport, result: TrialResult | None) -> _Finding | None:

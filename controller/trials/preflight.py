@@ -37,12 +37,28 @@ def check_launcher(launcher: str) -> None:
         )
 
 
-def check_ranks(launcher: str, num_ranks: int) -> None:
-    """Refuse more ranks than any machine of this size runs.
+def check_ranks(launcher: str, num_ranks: int, ranks_per_node: int | None = None) -> None:
+    """Refuse ranks that the launcher cannot start.
+
+    Args:
+        launcher: as a study names it.
+        num_ranks: in all.
+        ranks_per_node: of a full node; None: all are on one.
 
     Raises:
-        ConfigError: msrun would start them all here.
+        ConfigError: msrun would start more here than any machine of this size runs, or Slurm
+            another number on the last node, where msrun would give them wrong ranks: that of its
+            i-th process is node_rank x its own number of processes + i.
     """
+    if launcher == "slurm" and ranks_per_node and num_ranks > ranks_per_node:
+        rest = num_ranks % ranks_per_node
+        if rest:
+            raise ConfigError(
+                "with launcher slurm, ranks of several nodes must be a multiple of "
+                f"devices_per_node = {ranks_per_node}, but the degrees multiply to {num_ranks}; "
+                f"use {num_ranks - rest} or {num_ranks - rest + ranks_per_node} ranks, or set "
+                "devices_per_node to what divides them."
+            )
     limit = max(_MOST_DEVICES, _RANKS_PER_CORE * (os.cpu_count() or 1))
     if launcher == "msrun" and num_ranks > limit:
         raise ConfigError(

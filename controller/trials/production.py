@@ -61,6 +61,8 @@ EXIT_FAILED = 3
 
 _LOGGER = logging.getLogger(__name__)
 _CHANGEABLE = ("alerts", "watchdog")
+_LATER = ("callback", "devices_per_node")
+"""Keys that came later: a run that was started before them goes on with them unset."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def _checked(content: object, *, source: str) -> tuple[BestConfig, tuple[AnyFaul
     best, live = split_best_config(content, source=source)
     knobs = {name: canonical_or_derived(name, value) for name, value in best.knobs.items()}
     check_batch(knobs)
-    check_ranks(best.launcher, num_ranks(knobs))
+    check_ranks(best.launcher, num_ranks(knobs), best.devices_per_node)
     check_policies(best.policies)
     if best.callback == "mindformers":
         check_command(best.command)
@@ -221,7 +223,11 @@ def _run(plan: RunPlan, out: Path, command: list[str], *, best: Path, mode: str)
 def _config_hash(plan: RunPlan) -> str:
     """Return what a run is known by."""
     # Who is told and how long a silence may last make it no other run.
-    best = {key: value for key, value in plan.best.to_plain().items() if key not in _CHANGEABLE}
+    best = {
+        key: value
+        for key, value in plan.best.to_plain().items()
+        if key not in _CHANGEABLE and not (key in _LATER and value is None)
+    }
     content = dump_yaml([plan.config, best, *(fault.to_plain() for fault in plan.faults)])
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -281,10 +287,9 @@ def _conclude(
         ),
         None,
     )
-    how = supervised.error or f"{name} ended with code {code}"
-    outcome: Literal["crash", "interrupted"] = (
-        "interrupted" if supervised.ended_by == "terminated" else "crash"
-    )
+    how = supervised.slurm_said or supervised.error or f"{name} ended with code {code}"
+    from_outside = supervised.ended_by == "terminated" or bool(supervised.slurm_said)
+    outcome: Literal["crash", "interrupted"] = "interrupted" if from_outside else "crash"
     message = f"{cause} ({how})" if cause else how
     if result is None:
         return EXIT_FAILED, _write_result(out, outcome, supervised.wall_s, message, faults)

@@ -88,6 +88,8 @@ class SupervisorReport:
     kernel_oom_kills: int = 0
     """Out-of-memory kills that the kernel counted meanwhile, on the whole machine."""
     processes_left: int = 0
+    slurm_said: str = ""
+    """Slurm's line on a job that it or a person has cancelled; empty: it was not, or by us."""
     error: str = ""
     """Why the command could not be started."""
 

@@ -65,7 +65,7 @@ def main() -> None:
     record = {
         "exit_code": code,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
-        "ended_at": time.monotonic(),
+        "ended_at": time.time(),  # of all nodes: monotonic clocks begin with their machine
     }
     partial = rank_dir / f".{name}.{os.getpid()}"
     partial.write_text(json.dumps(record))

@@ -73,6 +73,8 @@ class SearchLoop(TrialLoop):
             state.final = Verdict(None, "no config ended ok")
             state.save()
             return
+        # Where the budget ended before the base: it is measured here at last.
+        state.configs.setdefault(BASE, self.proposer.baseline.config)
         leaders = state.ranked()[: self.num_leaders]
         plan = Plan.of(study, leaders)
         self._confirm(plan)

@@ -13,12 +13,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["cancel_job", "num_nodes", "srun_command"]
+__all__ = ["cancel_job", "cancellation", "num_nodes", "srun_command"]
 
 _ANSWER_S = 3.0
 """Longest wait for Slurm's controller where a tree has to be over within 5 s."""
@@ -45,7 +46,7 @@ def srun_command(
     Args:
         command: program and arguments, ready to run.
         num_ranks: ranks in all.
-        ranks_per_node: ranks of a full node; None: all ranks are on one.
+        ranks_per_node: ranks of each node, where there are several; None: all are on one.
         rank_dir: where logs and exit files of the ranks appear.
         port: TCP port of msrun's scheduler on the first node.
         cluster_timeout_s: longest time for the ranks to find together.
@@ -74,6 +75,23 @@ def srun_command(
 def _escaped(path: Path) -> str:
     """Return a path in which srun replaces nothing: `%` and backslash are its own."""
     return str(path).replace("\\", "\\\\").replace("%", "%%")
+
+
+_CANCELLED = re.compile(
+    r"^slurmstepd: error: \*\*\* (?:JOB|STEP) .*\bCANCELLED AT .*\*\*\*$"
+    r"|^srun: error: Node failure on .*$"
+    r"|^srun: .*\bJob allocation \S+ has been revoked.*$"
+    r"|^srun: Force Terminated job.*$",
+    re.MULTILINE,
+)
+"""As Slurm's sources print it (slurmstepd/req.c and mgr.c, libsrun/allocate.c, launch.c): by
+`scancel`, preemption, a node's failure or a time limit."""
+
+
+def cancellation(errors: str) -> str:
+    """Return the line that says that Slurm or a person cancelled the job; empty: none does."""
+    found = _CANCELLED.search(errors)
+    return found[0].strip() if found else ""
 
 
 def cancel_job(name: str) -> None:

@@ -28,14 +28,14 @@ def node_command(
     port: int,
     cluster_timeout_s: float,
 ) -> list[str]:
-    """Return msrun for the ranks of node `node`; the last node may have fewer."""
+    """Return msrun for the ranks of node `node`; every node has as many (see `check_ranks`)."""
     return msrun_command(
         command,
         num_ranks=num_ranks,
         rank_dir=rank_dir,
         port=port,
         cluster_timeout_s=cluster_timeout_s,
-        local_ranks=min(ranks_per_node, num_ranks - node * ranks_per_node),
+        local_ranks=min(ranks_per_node, num_ranks),
         master=master,
         node=node,
     )

@@ -7,6 +7,7 @@ The default is an SQLite file in the study's folder. A URL may carry a password:
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import sqlite3
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 from mindtune.controller.contract import refuse_pipe
 from mindtune.controller.errors import ConfigError
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     import optuna
     from sqlalchemy.engine import Connection, Engine
 
-__all__ = ["DATABASE", "StorageAddress", "open_storage", "storage_address", "storage_errors"]
+__all__ = ["DATABASE", "StorageAddress", "named_variable", "open_storage", "storage_address",
+           "storage_errors"]  # fmt: skip
+
+_LOGGER = logging.getLogger(__name__)
 
 DATABASE = "study.db"
 """Name of the SQLite file in a study's folder."""
@@ -33,11 +37,23 @@ _ENV = "env:"
 _LOCK_WAIT_S = 5.0
 _BUSY_TIMEOUT_S = 60.0
 """SQLite waits so long for another writer, such as a dashboard or a second reader."""
+_OUTAGE_S = 120.0
+"""A database may be away so long, as for a restart or a fail-over, before anybody gives up."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
+_LIBPQ_DRIVERS = ("psycopg", "psycopg2")
+_LIBPQ_LIMITS = {
+    "connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10,
+    "keepalives_count": 3, "tcp_user_timeout": 60_000,
+}  # fmt: skip
+"""libpq's own parameters, in s and ms: by default a server that vanished is waited for for two
+hours (Linux's keepalives)."""
 _TABLES_WAIT_S = 10.0
 """Workers that start together make the tables together; all but one fail at first."""
 _NEW_TABLES = ("already exists", "no such table", "does not exist", "UNIQUE constraint failed",
                "duplicate key")  # fmt: skip
 """What SQLite and PostgreSQL then say."""
+_SECRET = re.compile("pass|pwd|secret|token|key", re.IGNORECASE)
+"""In the name of a URL's query: its value is shown nowhere."""
 _MAGIC = b"SQLite format 3\0"
 
 
@@ -51,14 +67,20 @@ class StorageAddress:
     """The same for messages and records, without secrets."""
     file: Path | None = None
     """The SQLite file, where it is one."""
+    variable: str | None = None
+    """Environment variable that holds the URL, if one does."""
 
 
-def storage_address(setting: str | None, folder: Path) -> StorageAddress:
+def storage_address(
+    setting: str | None, folder: Path, *, base: Path | None = None
+) -> StorageAddress:
     """Return the address that a study's `storage` setting stands for.
 
     Args:
         setting: null (SQLite in the folder), a URL, or `env:NAME`.
         folder: folder of the study.
+        base: what the path of an SQLite file is relative to; None: this process's folder, as of
+            an option or an environment variable. Workers run elsewhere, so it is made absolute.
 
     Raises:
         ConfigError: if the environment variable is not set or the URL is none.
@@ -67,8 +89,8 @@ def storage_address(setting: str | None, folder: Path) -> StorageAddress:
         file = folder / DATABASE
         return StorageAddress(_file_url(file), str(file), file)
     url = setting
-    if setting.startswith(_ENV):
-        name = setting.removeprefix(_ENV)
+    name = named_variable(setting)
+    if name is not None:
         url = os.environ.get(name, "")
         if not url:
             raise ConfigError(
@@ -82,17 +104,30 @@ def storage_address(setting: str | None, folder: Path) -> StorageAddress:
         # No path and no host has a NUL in it, which make_url lets pass.
         parsed = make_url("" if "\0" in url else url)
     except (ArgumentError, ValueError):  # the second for a port that is no number
-        shown = setting if setting.startswith(_ENV) else "a text without a scheme"
+        shown = setting if name is not None else "a text without a scheme"
         raise ConfigError(
             "study.storage must be null, a database URL such as "
             f"postgresql+psycopg://user@host/name, or env:NAME, but got {shown}."
         ) from None
+    is_file = parsed.get_backend_name() == "sqlite" and parsed.database not in (None, ":memory:")
+    if is_file and not str(parsed.database).startswith(("/", "file:")):
+        file = (Path() if base is None or name is not None else base) / str(parsed.database)
+        _, mark, query = url.partition("?")
+        path = _file_url(file).removeprefix("sqlite:")
+        url = f"{parsed.drivername}:{path}{mark}{query}"
+        parsed = make_url(url)
     shown = setting
-    if not setting.startswith(_ENV):
+    if name is None:
         hidden = parsed.set(query=dict.fromkeys(parsed.query, "***"))
         shown = hidden.render_as_string(hide_password=True)
-    is_file = parsed.get_backend_name() == "sqlite" and parsed.database not in (None, ":memory:")
-    return StorageAddress(url, shown, Path(str(parsed.database)) if is_file else None)
+    return StorageAddress(url, shown, Path(str(parsed.database)) if is_file else None, name)
+
+
+def named_variable(setting: str | None) -> str | None:
+    """Return the environment variable that a `storage` setting names; None: it names none."""
+    if setting is None or not setting.startswith(_ENV):
+        return None
+    return setting.removeprefix(_ENV)
 
 
 def _file_url(file: Path) -> str:
@@ -126,7 +161,7 @@ def open_storage(address: StorageAddress) -> optuna.storages.BaseStorage:
     if address.file is not None:
         _check_file(address.file)
     # A server may have dropped a connection that was idle while a trial ran.
-    arguments: dict[str, Any] = {"pool_pre_ping": True}
+    arguments: dict[str, Any] = {"pool_pre_ping": True, "connect_args": _libpq_limits(address)}
     if address.file is not None:
         arguments = {"connect_args": {"timeout": _BUSY_TIMEOUT_S}}
     last_try = time.monotonic() + _TABLES_WAIT_S
@@ -136,6 +171,8 @@ def open_storage(address: StorageAddress) -> optuna.storages.BaseStorage:
                 storage = _make_tables(address, arguments, is_last=time.monotonic() >= last_try)
                 if address.file is not None:
                     _lock_before_reading(storage.engine)
+                else:
+                    _connect_again(storage.engine, address)
                 return storage
             time.sleep(0.2)
     except ImportError as error:
@@ -143,6 +180,44 @@ def open_storage(address: StorageAddress) -> optuna.storages.BaseStorage:
             f"the storage {address.shown} needs a database driver that is not installed "
             f"({_without_secrets(str(error.__cause__ or error), address)}); install it."
         ) from None
+
+
+def _libpq_limits(address: StorageAddress) -> dict[str, Any]:
+    """Return how soon a PostgreSQL server that does not answer is noticed."""
+    from sqlalchemy.engine import make_url  # noqa: PLC0415 - the light commands do without it
+
+    url = make_url(address.url)
+    if url.get_backend_name() != "postgresql" or url.get_driver_name() not in _LIBPQ_DRIVERS:
+        return {}
+    return {name: value for name, value in _LIBPQ_LIMITS.items() if name not in url.query}
+
+
+def _connect_again(engine: Engine, address: StorageAddress) -> None:
+    """Let a connection that is refused be tried again for a while: a server restarts.
+
+    It was there when the storage was opened, so nothing is wrong with the address. A connection
+    that was lost is noticed before its next use (`pool_pre_ping`) and opened again here.
+    """
+    from sqlalchemy import event  # noqa: PLC0415 - the light commands do without it
+
+    def connect(dialect: Any, _record: object, args: list[Any], options: dict[str, Any]) -> Any:
+        give_up_at = time.monotonic() + _OUTAGE_S
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return dialect.connect(*args, **options)
+            except dialect.loaded_dbapi.OperationalError as error:
+                if time.monotonic() + pause_s >= give_up_at:
+                    raise
+                text = _without_secrets(" ".join(str(error).split()), address)
+                _LOGGER.warning(
+                    "the storage %s is away and tried again in %g s: %s",
+                    address.shown, pause_s, text,
+                )  # fmt: skip
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    event.listen(engine, "do_connect", connect)
 
 
 class _TablesInTheMakingError(Exception):
@@ -217,9 +292,21 @@ def _is_about_tables(error: RuntimeError) -> bool:
 
 
 def _without_secrets(text: str, address: StorageAddress) -> str:
+    from sqlalchemy.engine import make_url  # noqa: PLC0415 - the light commands do without it
+
     text = text.replace(address.url, address.shown)
-    password = re.search(r"://[^/@]*:([^@]+)@", address.url)
-    return text.replace(password[1], "***") if password else text
+    url = make_url(address.url)
+    hidden = [url.password]
+    for name, value in url.query.items():
+        if _SECRET.search(name):
+            hidden += [value] if isinstance(value, str) else value
+    for secret in filter(None, hidden):
+        # A driver repeats it as it was given, or decoded.
+        for spelling in (str(secret), quote(secret, safe=""), quote(secret), quote_plus(secret)):
+            text = text.replace(spelling, "***")
+    # Spelled in a way of the user's own, such as lower-case escapes.
+    given = re.search(r"://[^/@]*:([^@]+)@", address.url)
+    return text.replace(given[1], "***") if given else text
 
 
 def _check_file(file: Path) -> None:
@@ -257,8 +344,8 @@ def _check_file(file: Path) -> None:
             connection.rollback()
     except sqlite3.OperationalError as error:
         raise ConfigError(
-            f"the database {file} must be writable by this process alone, but: {error}; end the "
-            "process that holds it, or check the rights of the file and its folder."
+            f"the database {file} must be writable, but: {error}; end the process that holds it "
+            "locked, or check the rights of the file and its folder."
         ) from None
     except sqlite3.DatabaseError as error:
         raise ConfigError(f"the database {file} must be intact, but: {error}; {remedy}") from None

@@ -7,6 +7,7 @@ its own code, study file or hardware would measure something else.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 from mindtune.controller.contract import Document
 from mindtune.controller.device.hardware import describe_hardware
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.budget import span_s
 from mindtune.controller.trials.confirm import num_leaders
 from mindtune.controller.trials.crew import Crew
 from mindtune.controller.trials.identity import Identity
@@ -25,7 +27,12 @@ from mindtune.controller.trials.measure import Measurer
 from mindtune.controller.trials.progress import Listener, StudyNote, TimeLeft
 from mindtune.controller.trials.scores import Scorer
 from mindtune.controller.trials.search_loop import SearchLoop
-from mindtune.controller.trials.storage import StorageAddress, open_storage, storage_errors
+from mindtune.controller.trials.storage import (
+    StorageAddress,
+    named_variable,
+    open_storage,
+    storage_errors,
+)
 from mindtune.controller.trials.study_folder import StudyFolder
 from mindtune.controller.trials.study_setup import StudySetup
 from mindtune.controller.trials.study_state import StudyState
@@ -56,6 +63,8 @@ class SearchPlan(Document):
     """As `describe_hardware` gives it, of the machine that searches."""
     peak_flops: float | None
     """Of one device; null: unknown."""
+    deadline: float | None = None
+    """End of the time budget in seconds since 1970, by the search's clock; null: none."""
 
 
 def open_search(
@@ -103,8 +112,8 @@ def open_search(
             study_name=options.name,
             directions=["maximize"] * (2 if setup.study.score.pareto else 1),
             load_if_exists=True,
-            sampler=make_sampler(options.sampler, report, seed=options.seed),
         )
+        study.sampler = make_sampler(options.sampler, report, seed=_seed(study, setup))
         known = study.user_attrs.get(Identity.FILE)
         if known is None:
             study.set_user_attr(Identity.FILE, identity.combined)
@@ -116,12 +125,13 @@ def open_search(
         crew = Crew(study, "search")
         crew.refuse_rivals(lambda text: emit(StudyNote(message=text)))
         stack.enter_context(crew)
+        crew.refuse_late_rivals()
         proposer = _proposer(study, report, crew, setup, trials=planned)
         _leave_plan(study, setup, identity, planned, peak_flops, emit)
         loop = SearchLoop(
             state=_state(setup, folder, report, proposer, planned),
             proposer=proposer,
-            measurer=Measurer(setup, folder, identity, slot),
+            measurer=Measurer(setup, folder, identity, slot, _hidden(setup, address)),
             emit=emit,
             time_left=TimeLeft(),
             crew=crew,
@@ -158,23 +168,42 @@ def join_study(
     _check_alike(setup, identity, plan, address)
     report = check(setup.with_peak(plan.peak_flops))
     with storage_errors(address):
-        study = optuna.load_study(
-            storage=database,
-            study_name=options.name,
-            sampler=make_sampler(options.sampler, report, seed=options.seed),
-        )
+        study = optuna.load_study(storage=database, study_name=options.name)
         crew = stack.enter_context(Crew(study, "worker"))
+        seed = _seed(study, setup, worker=crew.me.id)
+        study.sampler = make_sampler(options.sampler, report, seed=seed)
         proposer = _proposer(study, report, crew, setup, trials=plan.trials)
         loop = TrialLoop(
             state=_state(setup, folder, report, proposer, plan.trials),
             proposer=proposer,
-            measurer=Measurer(setup, folder, identity, slot),
+            measurer=Measurer(setup, folder, identity, slot, _hidden(setup, address)),
             emit=emit,
             time_left=TimeLeft(),
             crew=crew,
+            deadline=plan.deadline,
         )
         loop.take_over()
     return loop
+
+
+def _seed(study: optuna.Study, setup: StudySetup, *, worker: str = "") -> int:
+    """Return the seed of a sampler.
+
+    Optuna's own draw the same again from the same seed, whatever was tried: a start of its own
+    for every worker and every resume. Ours are fixed by seed and trials, as they should be.
+    """
+    options = setup.study.study
+    number = len(study.get_trials(deepcopy=False))
+    if options.sampler not in ("tpe", "random") or (not worker and not number):
+        return options.seed
+    text = f"{options.seed}:{worker}:{number}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def _hidden(setup: StudySetup, address: StorageAddress) -> tuple[str, ...]:
+    """Return the variables with which the storage is told, which may hold a password."""
+    named = {address.variable, named_variable(setup.study.study.storage)}
+    return tuple(sorted(name for name in named if name is not None))
 
 
 def _proposer(
@@ -227,8 +256,14 @@ def _leave_plan(
                 "study.name to start afresh"
             )
         )
+    budget = setup.study.study.time_budget
+    left_s = None if budget is None else budget - span_s(study.get_trials(deepcopy=False))
     plan = SearchPlan(
-        parts=identity.parts, trials=planned, hardware=hardware, peak_flops=peak_flops
+        parts=identity.parts,
+        trials=planned,
+        hardware=hardware,
+        peak_flops=peak_flops,
+        deadline=None if left_s is None else time.time() + left_s,
     )
     study.set_user_attr(SearchPlan.FILE, json.dumps(plan.to_plain()))
 

@@ -101,12 +101,14 @@ def run_study(
     setup = load_study(study_file)
     # Not in load_study: a space may be looked at on a smaller machine.
     check_launcher(setup.study.trial.launcher)
-    check_ranks(setup.study.trial.launcher, setup.study.cluster.num_devices)
+    cluster = setup.study.cluster
+    check_ranks(setup.study.trial.launcher, cluster.num_devices, cluster.devices_per_node)
     report = check(setup.space)
     if report.emptied_by is not None:
         raise NothingFeasibleError(report.emptied_by)
     setting = storage or setup.study.study.storage
-    address = storage_address(setting, out)
+    base = setup.folder if storage is None else None
+    address = storage_address(setting, out, base=base)
     slots = choose_slots(setup, workers, os.environ, at_most=True)
     folder = StudyFolder(out)
     identity = study_identity(setup)
@@ -135,12 +137,14 @@ def run_study(
             loop.on_turn = local.look
             loop.search()
         loop.confirm()
-        ablate(loop.state, loop.measurer, emit, measure=ablate_winner)
-        summary = loop.state.summary()
         best = None
-        if summary.winner is not None:
+        if loop.state.summary().winner is not None:
             best = folder.best_config
             export(out, out=best)
+        # After the export: whatever becomes of the ablation, the winner is there.
+        ablate(loop.state, loop.measurer, emit, measure=ablate_winner)
+        summary = loop.state.summary()
+        if summary.winner is not None:
             emit(
                 StudyEnded(
                     winner=summary.winner,

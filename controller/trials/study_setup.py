@@ -90,7 +90,12 @@ def study_facts(study: StudyFile, flops_per_device: float | None) -> StudyFacts:
     """Return what a study file says, in the terms of the search."""
     cluster = study.cluster.model_dump(exclude={"peak_flops"})
     return StudyFacts(
-        cluster=Cluster(**cluster, peak_flops=flops_per_device),
+        cluster=Cluster(
+            **cluster,
+            peak_flops=flops_per_device,
+            # msrun numbers the ranks of a node by its own number of them.
+            whole_nodes=study.trial.launcher == "slurm",
+        ),
         training=Training(**study.training.model_dump()),
         model=None if study.model is None else ModelShape(**study.model.model_dump()),
         limits=Limits(**study.constraints.model_dump()),

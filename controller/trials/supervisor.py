@@ -36,13 +36,17 @@ from mindtune.controller.trials.process_tree import (
     rss_bytes,
 )
 from mindtune.controller.trials.protocol import EndedBy, SupervisorReport, SupervisorSpec
-from mindtune.controller.trials.slurm import cancel_job
+from mindtune.controller.trials.slurm import cancel_job, cancellation
 
 __all__ = ["main", "supervise"]
 
 _TICK_S = 0.1
 _SAMPLE_S = 0.5
 """Between two looks at the memory; the kernel's own high-water marks bridge the gaps."""
+
+
+_ERRORS_READ = 1 << 16
+"""Bytes of the end of stderr.log, where Slurm says why a job is over."""
 
 
 class _Supervision:
@@ -152,9 +156,11 @@ class _Supervision:
 
     def is_over(self) -> bool:
         """Tell whether the command, or every rank that it was to start, has ended."""
+        return self._all_ranks_ended() or "command" in self.exits
+
+    def _all_ranks_ended(self) -> bool:
         ranks = [f"rank{number}" for number in range(self.spec.num_ranks)]
-        all_ranks = self.spec.rank_dir is not None and all(rank in self.exits for rank in ranks)
-        return all_ranks or "command" in self.exits
+        return self.spec.rank_dir is not None and all(rank in self.exits for rank in ranks)
 
     def verdict(self) -> EndedBy | None:
         """Return why the launch is over, or None while it goes on."""
@@ -201,8 +207,12 @@ class _Supervision:
     def end(self, ended_by: EndedBy) -> SupervisorReport:
         """End whatever is left of the tree and report."""
         own_exits = tuple(self.exits)
-        if self.spec.job_name is not None and ended_by != "exit":
-            cancel_job(self.spec.job_name)
+        slurm_said = ""
+        if self.spec.job_name is not None:
+            # Before this cancels the job itself, of which Slurm says the same.
+            slurm_said = cancellation(self._errors())
+            if not self._job_is_over():
+                cancel_job(self.spec.job_name)
         hurried_at: float | None = None
 
         def between() -> bool:
@@ -228,6 +238,8 @@ class _Supervision:
         self.reap()
         self.read_exit_files()
         ranks = [f"rank{n}" for n in range(self.spec.num_ranks)] if self.spec.rank_dir else []
+        if self.spec.job_name is not None and self._job_is_over():
+            slurm_said = slurm_said or cancellation(self._errors())
         known = own_exits if ended_by in ("exit", "rank_failed") else tuple(self.exits)
         return SupervisorReport(
             ended_by=ended_by,
@@ -242,7 +254,20 @@ class _Supervision:
             peak_tree_rss_bytes=self.tree_peak,
             memory_limit_bytes=memory_limit_bytes(),
             processes_left=left,
+            slurm_said=slurm_said,
         )
+
+    def _job_is_over(self) -> bool:
+        """Tell whether nothing of the Slurm job is left: srun may die and leave it running."""
+        return self._all_ranks_ended() or self.exits.get("command") == 0
+
+    def _errors(self) -> str:
+        try:
+            with (self.trial_dir / "stderr.log").open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _ERRORS_READ))
+                return log.read().decode(errors="replace")
+        except OSError:
+            return ""
 
 
 def supervise(spec: SupervisorSpec) -> SupervisorReport:

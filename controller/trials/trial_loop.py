@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from mindtune.controller.trials.budget import UNMEASURED, span_s
 from mindtune.controller.trials.confirm import BASE
 from mindtune.controller.trials.crew import Crew
 from mindtune.controller.trials.identity import measurement_hash
@@ -45,8 +46,6 @@ OVER = "search_over"
 """User attribute of the study: why the search has ended; empty or missing while it goes on."""
 _RESTARTS = 1
 """How often a config is measured again by the same process after its launch was interrupted."""
-_UNMEASURED = frozenset({None, "interrupted", "infeasible", "duplicate", "withdrawn"})
-"""Outcomes of trials that left nothing to take over."""
 
 
 @dataclass
@@ -59,6 +58,9 @@ class TrialLoop:
     emit: Listener
     time_left: TimeLeft
     crew: Crew
+    deadline: float | None = None
+    """End of the time budget in seconds since 1970, which a worker heeds that nobody tells of it;
+    None: there is none."""
     on_turn: Callable[[], None] = lambda: None
     """Called before each proposal."""
     finished: int = field(default=0, init=False)
@@ -67,6 +69,9 @@ class TrialLoop:
     """Configs that this process has measured in the search."""
     missing: list[int] = field(default_factory=list, init=False)
     """Finished trials whose measurements are nowhere to be found."""
+    _began: float = field(default_factory=time.monotonic, init=False)
+    _spent_s: float = field(default=0.0, init=False)
+    """Of the time budget, before this start."""
     _settled: set[int] = field(default_factory=set, init=False)
     """Optuna trials that have been taken over, or are none to take over."""
 
@@ -92,8 +97,8 @@ class TrialLoop:
             raise
 
     def _run(self) -> None:
-        started = time.monotonic()
-        spent = _span_s(self.proposer.study.get_trials(deepcopy=False))
+        self._began = time.monotonic()
+        self._spent_s = span_s(self.proposer.study.get_trials(deepcopy=False))
         self._plan_time()
         study = self.proposer.study
         while True:
@@ -104,7 +109,11 @@ class TrialLoop:
             if self.is_worker and (reason := study.user_attrs.get(OVER)):
                 self.proposer.stopped = reason
                 return
-            elapsed = spent + time.monotonic() - started + self._reserve()
+            if self.is_worker and self._time_left_s() <= 0:
+                # The search, which would have said so, is gone.
+                self.proposer.stopped = "the time budget is used up"
+                return
+            elapsed = self._elapsed_s() + self._reserve()
             # Asked before: a trial that ends in between may have come back to the queue.
             is_alone = not self._runs_elsewhere()
             proposal = self.proposer.ask(elapsed_s=elapsed, alone=self._needs_reference())
@@ -114,11 +123,23 @@ class TrialLoop:
                 self._try(proposal.number, proposal.config)
                 continue
             budget = self.state.setup.study.study.time_budget
-            if not self.is_worker and budget is not None and elapsed >= budget:
-                study.set_user_attr(OVER, self.proposer.stopped)  # for those that would go on
-            if is_alone and not self.proposer.must_wait:
+            is_late = not self.is_worker and budget is not None and elapsed >= budget
+            if is_late and not study.user_attrs.get(OVER):
+                # For those that would go on; one of them may have begun a trial just now.
+                study.set_user_attr(OVER, self.proposer.stopped)
+            elif is_alone and not self.proposer.must_wait:
                 return
             self.crew.wait()
+
+    def _elapsed_s(self) -> float:
+        return self._spent_s + time.monotonic() - self._began
+
+    def _time_left_s(self) -> float:
+        """Return the seconds of the time budget that are left; inf: there is none."""
+        if self.is_worker:
+            return math.inf if self.deadline is None else self.deadline - time.time()
+        budget = self.state.setup.study.study.time_budget
+        return math.inf if budget is None else budget - self._elapsed_s()
 
     def _needs_reference(self) -> bool:
         """Tell whether values are relative to a measurement that is still to come."""
@@ -144,7 +165,7 @@ class TrialLoop:
             if trial.number in self._settled or not trial.state.is_finished():
                 continue
             self._settled.add(trial.number)
-            if trial.user_attrs.get(OUTCOME) in _UNMEASURED:
+            if trial.user_attrs.get(OUTCOME) in UNMEASURED:
                 continue
             config = trial.user_attrs[CONFIG]
             launch = self._shared(trial, config)
@@ -162,11 +183,15 @@ class TrialLoop:
         knobs = self.state.setup.knobs(config)
         on_disk = self.measurer.find(knobs, plan, given_up=True)
         attribute = trial.user_attrs.get(LAUNCH)
-        if on_disk is not None or attribute is None:
+        is_whole = on_disk is not None and on_disk.measured is not None
+        if is_whole or attribute is None:
             return on_disk
         folder = self.state.folder.trial_dir(plan.number)
         expected = measurement_hash(self.measurer.identity, knobs, plan)
         launch = launch_of(attribute, plan, folder, config_hash=expected)
+        if on_disk is not None:
+            # What was copied from a worker lacks the steps of a trial that was stopped early.
+            return on_disk if launch is None else replace(on_disk, measured=launch.measured)
         if launch is not None and not self.is_worker:
             self.state.folder.set_aside(plan.number)
             self.state.setup.config.write(folder, knobs, plan)
@@ -219,6 +244,11 @@ class TrialLoop:
             self.emit(StudyNote(message=message))
             self.state.folder.set_aside(BASE)
             launch, measurement = self._measure("search", number, 0, config)
+        if measurement.outcome == "interrupted" and self._time_left_s() <= 0:
+            # It only waited in a queue: whoever goes on with the study measures it.
+            self.state.drop(number)
+            self._requeue(mine=True)
+            return
         self._tell(trial, launch, measurement)
 
     def _tell(self, trial: int, launch: Launch, measurement: Measurement) -> None:
@@ -285,10 +315,20 @@ class TrialLoop:
                 )
             )
 
+        def tell_queue() -> None:
+            message = f"trial {number} waits in Slurm's queue"
+            self.emit(StudyNote(message=message))
+
         bar = self.state.bar() if compared else None
         for _ in range(1 + _RESTARTS):
-            launch = self.measurer.measure(config, plan, bar=bar, on_progress=tell)
+            limit_s = max(0.0, self._time_left_s()) if phase == "search" else math.inf
+            launch = self.measurer.measure(
+                config, plan,
+                bar=bar, on_progress=tell, on_queue=tell_queue, queue_limit_s=limit_s,
+            )  # fmt: skip
             if launch.outcome.record.outcome != "interrupted":
+                break
+            if phase == "search" and self._time_left_s() <= 0:
                 break
         measurement = self._take(phase, config, launch)
         self._say_ended(phase, launch, measurement)
@@ -347,21 +387,3 @@ def _attributes(measurement: Measurement) -> dict[str, Any]:
         "stability": measurement.stability,
     }
     return {name: value for name, value in entries.items() if value is not None}
-
-
-def _span_s(trials: Sequence[FrozenTrial]) -> float:
-    """Return the seconds during which at least one trial ran, those of killed ones excluded."""
-    spans = sorted(
-        (trial.datetime_start, trial.datetime_complete)
-        for trial in trials
-        if trial.user_attrs.get(OUTCOME) not in _UNMEASURED
-        and trial.datetime_start is not None
-        and trial.datetime_complete is not None
-    )
-    total, until = 0.0, None
-    for start, end in spans:
-        begin = start if until is None else max(start, until)
-        if end > begin:
-            total += (end - begin).total_seconds()
-            until = end
-    return total

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mindtune.controller.errors import ConfigError
@@ -50,7 +51,8 @@ def run_worker(
     emit = on_event or (lambda _event: None)
     setup = load_study(study_file)
     check_launcher(setup.study.trial.launcher)
-    check_ranks(setup.study.trial.launcher, setup.study.cluster.num_devices)
+    cluster = setup.study.cluster
+    check_ranks(setup.study.trial.launcher, cluster.num_devices, cluster.devices_per_node)
     setting = storage or setup.study.study.storage
     if setting is None:
         raise ConfigError(
@@ -59,15 +61,18 @@ def run_worker(
         )
     own = f"{socket.gethostname()}_{os.getpid()}"
     root = out or study_file.with_suffix("") / WORKERS / own
-    address = storage_address(setting, root)
+    base = setup.folder if storage is None else None
+    address = storage_address(setting, root, base=base)
     slots = choose_slots(setup, workers, os.environ)
     folder = StudyFolder(root)
+    missing = [path for path in (root, *root.parents) if not path.exists()]
     folder.check_writable()
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.locked())
-        loop = join_study(
-            stack, setup, folder, study_identity(setup), address, slot=slots[0], emit=emit
-        )
+        with _undone_on_failure(folder, missing):
+            loop = join_study(
+                stack, setup, folder, study_identity(setup), address, slot=slots[0], emit=emit
+            )
         local = LocalWorkers(
             study_file, root / WORKERS, address, slots[1:],
             say=lambda text: emit(StudyNote(message=text)), first=2,
@@ -86,3 +91,19 @@ def run_worker(
             local.wait()
     emit(StudyNote(message=f"the search is over: {loop.proposer.stopped}"))
     return loop.measured
+
+
+@contextlib.contextmanager
+def _undone_on_failure(folder: StudyFolder, missing: Sequence[Path]) -> Iterator[None]:
+    """Remove what the block has added if it fails; of the folders above, those left empty.
+
+    Unlike a search's, they are not this process's alone: the search may begin in them just now.
+    """
+    try:
+        with folder.undone_on_failure(folder.root if folder.root in missing else None):
+            yield
+    except BaseException:
+        for path in missing:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        raise

@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.preflight import check_ranks
 from mindtune.controller.trials.slurm import num_nodes, srun_command
 from mindtune.controller.trials.slurm_node import node_command
 
 
 @pytest.mark.parametrize(
     ("num_ranks", "per_node", "nodes"),
-    [(1, 8, 1), (8, 8, 1), (9, 8, 2), (64, 8, 8), (64, None, 1)],
+    [(1, 8, 1), (6, 8, 1), (8, 8, 1), (16, 8, 2), (64, 8, 8), (64, None, 1)],
 )
 def test_a_node_has_at_most_its_devices(num_ranks, per_node, nodes):
     assert num_nodes(num_ranks, per_node) == nodes
@@ -25,14 +27,14 @@ def srun(num_ranks, per_node, *, time_limit_s=600.0):
 
 
 def test_one_task_per_node_under_a_name_and_a_limit():
-    command = srun(20, 8)
+    command = srun(24, 8)
     assert {"--job-name=mindtune_1", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1",
             "--time=11"} <= set(command)  # fmt: skip
     assert command[-7:] == [
-        "mindtune.controller.trials.slurm_node", "/t%/ranks", "20", "8", "20001", "300",
+        "mindtune.controller.trials.slurm_node", "/t%/ranks", "24", "8", "20001", "300",
         "/bin/train",
     ]  # fmt: skip
-    assert not [word for word in srun(20, 8, time_limit_s=math.inf) if word.startswith("--time")]
+    assert not [word for word in srun(24, 8, time_limit_s=math.inf) if word.startswith("--time")]
 
 
 def test_a_single_rank_needs_no_msrun():
@@ -42,20 +44,32 @@ def test_a_single_rank_needs_no_msrun():
     assert "--output=/t%%/ranks/worker_0.log" in command
 
 
-def test_the_last_node_has_what_is_left_of_the_ranks():
+@pytest.mark.parametrize(("num_ranks", "local"), [(24, 8), (6, 6)])
+def test_every_node_has_as_many_ranks_so_that_their_numbers_follow(num_ranks, local):
     flags = [
         {
             word
             for word in node_command(
-                ["/bin/train"], num_ranks=20, ranks_per_node=8, node=node, master="first",
+                ["/bin/train"], num_ranks=num_ranks, ranks_per_node=8, node=node, master="first",
                 rank_dir=Path("/t"), port=20001, cluster_timeout_s=300,
             )
             if word.startswith(("--worker", "--local", "--master", "--node"))
         }
-        for node in range(3)
+        for node in range(num_ranks // local)
     ]  # fmt: skip
-    common = {"--worker_num=20", "--master_addr=first", "--master_port=20001"}
-    assert flags == [
-        {*common, f"--local_worker_num={local}", f"--node_rank={node}"}
-        for node, local in enumerate((8, 8, 4))
-    ]
+    common = {f"--worker_num={num_ranks}", "--master_addr=first", "--master_port=20001"}
+    common.add(f"--local_worker_num={local}")
+    # Alone, a node needs no number.
+    numbers = [set()] if len(flags) == 1 else [{f"--node_rank={n}"} for n in range(len(flags))]
+    assert flags == [common | number for number in numbers]
+
+
+def test_an_uneven_last_node_is_refused_with_what_fits():
+    check_ranks("slurm", 12, None)
+    check_ranks("slurm", 6, 8)
+    check_ranks("slurm", 16, 8)
+    check_ranks("none", 12, 8)  # started by the user's own command
+    with pytest.raises(
+        ConfigError, match="multiple of devices_per_node = 8.*multiply to 12; use 8 or 16 ranks"
+    ):
+        check_ranks("slurm", 12, 8)
