@@ -188,8 +188,7 @@ class Proposer:
             outcome: Typed outcome: ok, pruned, oom, timeout, ...
             value: Measured value; None: none. Of a pruned trial the best that it could still have
                 come to, not what its first steps came to: it counts as a bound.
-            attrs: JSON values to keep with the trial; `MEMORY` and `STEP_TIME` calibrate the
-                cost model.
+            attrs: JSON values to keep with the trial (see `attributes`).
             objectives: Of a study with several: what was measured of each. The value stays what
                 configs are ranked by.
 
@@ -209,16 +208,16 @@ class Proposer:
                 trial.set_constraint(outcome, 1.0)
             if trial is not None and outcome == "pruned" and usable and objectives is None:
                 trial.report(float(value or 0.0), step=1)
+            target: Trial | int = number if trial is None else trial
+            if outcome == "ok" and usable:
+                values = value if objectives is None else objectives
+                self.study.tell(target, values, skip_if_finished=True)
+            else:
+                stopped = outcome == "pruned" or outcome in _CONFIGS_FAULT
+                final = TrialState.PRUNED if stopped else TrialState.FAIL
+                self.study.tell(target, state=final, skip_if_finished=True)
         except optuna.exceptions.UpdateFinishedTrialError:
             return False
-        target: Trial | int = number if trial is None else trial
-        if outcome == "ok" and usable:
-            values = value if objectives is None else objectives
-            self.study.tell(target, values, skip_if_finished=True)
-        else:
-            stopped = outcome == "pruned" or outcome in _CONFIGS_FAULT
-            final = TrialState.PRUNED if stopped else TrialState.FAIL
-            self.study.tell(target, state=final, skip_if_finished=True)
         return True
 
     def requeue_stale(self, is_alive: Callable[[FrozenTrial], bool]) -> tuple[int, ...]:

@@ -135,8 +135,9 @@ class Crew:
     ) -> None:
         self._ended.set()
         self._thread.join(_LEAVE_WAIT_S)
-        self.me = replace(self.me, has_left=True)
-        self._try_to_write()
+        if not self._thread.is_alive():  # else the storage is away, and this would wait as well
+            self.me = replace(self.me, has_left=True)
+            self._try_to_write()
 
     @property
     def size(self) -> int:
@@ -275,7 +276,6 @@ def _member(text: str) -> Member | None:
         entry = json.loads(text)
         return Member(**{name: entry[name] for name in _FIELDS if name in entry})
     except (ValueError, TypeError):
-        _LOGGER.warning("an entry of the study's members cannot be read: %s", text)
         return None
 
 

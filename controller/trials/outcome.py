@@ -177,7 +177,7 @@ def _launcher_finding(report: LaunchReport) -> _Finding | None:
         case "exit" | "rank_failed":
             # How its ranks then failed, if they left a word at all, is no fault of the config.
             said = supervised.slurm_said
-            if not said:
+            if not said or not _failed_exits(report):
                 return None
             outcome: Outcome = "timeout" if _SLURM_LIMIT in said else "interrupted"
             return _Finding(outcome=outcome, message=said)
@@ -258,8 +258,9 @@ def _killed_for_memory(report: LaunchReport, code: int | None) -> bool:
     if code != -signal.SIGKILL:
         return False
     # Of another machine, Slurm tells: "Detected 1 oom_kill event in StepId=...".
-    if _SLURM_OOM.search(read_tail(report.trial_dir / "stderr.log")):
-        return True
+    for log in (report.trial_dir / "stderr.log", *report.logs.get("rank0", ())):
+        if _SLURM_OOM.search(read_tail(log)):
+            return True
     limit = supervised.memory_limit_bytes
     used = max(supervised.peak_rss_bytes, supervised.peak_tree_rss_bytes)
     return supervised.kernel_oom_kills > 0 or (limit is not None and used >= _NEAR_LIMIT * limit)

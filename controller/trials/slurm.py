@@ -90,8 +90,8 @@ _CANCELLED = re.compile(
 
 def cancellation(errors: str) -> str:
     """Return the line that says that Slurm or a person cancelled the job; empty: none does."""
-    found = _CANCELLED.search(errors)
-    return found[0].strip() if found else ""
+    found = [line[0].strip() for line in _CANCELLED.finditer(errors)]
+    return max(found, key=len, default="")  # the longest names the cause
 
 
 def cancel_job(name: str) -> None:

@@ -180,7 +180,7 @@ def join_study(
             emit=emit,
             time_left=TimeLeft(),
             crew=crew,
-            deadline=plan.deadline,
+            deadline=lambda: _deadline(study),
         )
         loop.take_over()
     return loop
@@ -274,6 +274,12 @@ def _plan(study: optuna.Study) -> SearchPlan | None:
         return None if text is None else SearchPlan.model_validate(json.loads(text))
     except ValidationError:
         return None  # of another version, which the identity tells as well
+
+
+def _deadline(study: optuna.Study) -> float | None:
+    """Return the end of the time budget, which a search that goes on moves."""
+    plan = _plan(study)
+    return None if plan is None else plan.deadline
 
 
 def _wait_for_plan(

@@ -46,7 +46,7 @@ _SAMPLE_S = 0.5
 
 
 _ERRORS_READ = 1 << 16
-"""Bytes of the end of stderr.log, where Slurm says why a job is over."""
+"""Bytes of the end of a log, where Slurm says why a job is over."""
 
 
 class _Supervision:
@@ -66,6 +66,9 @@ class _Supervision:
         self.ordered: EndedBy | None = None
         self.orphaned = False
         self.is_queued = spec.job_name is not None
+        errors = self.trial_dir / "stderr.log"
+        # Of an earlier attempt, or segment of a run, which this launch goes on with.
+        self.old_errors = errors.stat().st_size if errors.is_file() else 0
 
     def start(self) -> None:
         """Start the command.
@@ -207,12 +210,11 @@ class _Supervision:
     def end(self, ended_by: EndedBy) -> SupervisorReport:
         """End whatever is left of the tree and report."""
         own_exits = tuple(self.exits)
-        slurm_said = ""
-        if self.spec.job_name is not None:
-            # Before this cancels the job itself, of which Slurm says the same.
-            slurm_said = cancellation(self._errors())
-            if not self._job_is_over():
-                cancel_job(self.spec.job_name)
+        # Read before this process cancels the job itself, of which Slurm says the same.
+        slurm_said = self._cancellation()
+        must_cancel = self.spec.job_name is not None and not self._job_is_over()
+        if must_cancel:
+            cancel_job(str(self.spec.job_name))
         hurried_at: float | None = None
 
         def between() -> bool:
@@ -238,8 +240,8 @@ class _Supervision:
         self.reap()
         self.read_exit_files()
         ranks = [f"rank{n}" for n in range(self.spec.num_ranks)] if self.spec.rank_dir else []
-        if self.spec.job_name is not None and self._job_is_over():
-            slurm_said = slurm_said or cancellation(self._errors())
+        if not must_cancel:
+            slurm_said = self._cancellation()  # it may come after the ranks' exit codes
         known = own_exits if ended_by in ("exit", "rank_failed") else tuple(self.exits)
         return SupervisorReport(
             ended_by=ended_by,
@@ -261,13 +263,17 @@ class _Supervision:
         """Tell whether nothing of the Slurm job is left: srun may die and leave it running."""
         return self._all_ranks_ended() or self.exits.get("command") == 0
 
-    def _errors(self) -> str:
-        try:
-            with (self.trial_dir / "stderr.log").open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - _ERRORS_READ))
-                return log.read().decode(errors="replace")
-        except OSError:
+    def _cancellation(self) -> str:
+        """Return what Slurm has said about a job that it ended; empty: nothing."""
+        if self.spec.job_name is None:
             return ""
+        said = b""
+        # Of a rank that is alone, srun sends the errors of its node to the log of the rank.
+        for name, begin in (("stderr.log", self.old_errors), ("ranks/worker_0.log", 0)):
+            with contextlib.suppress(OSError), (self.trial_dir / name).open("rb") as log:
+                log.seek(max(begin, log.seek(0, os.SEEK_END) - _ERRORS_READ))
+                said += log.read() + b"\n"
+        return cancellation(said.decode(errors="replace"))
 
 
 def supervise(spec: SupervisorSpec) -> SupervisorReport:

@@ -58,9 +58,9 @@ class TrialLoop:
     emit: Listener
     time_left: TimeLeft
     crew: Crew
-    deadline: float | None = None
-    """End of the time budget in seconds since 1970, which a worker heeds that nobody tells of it;
-    None: there is none."""
+    deadline: Callable[[], float | None] = lambda: None
+    """Returns the end of the time budget in seconds since 1970, None: there is none. A worker heeds
+    it, as its search may be gone."""
     on_turn: Callable[[], None] = lambda: None
     """Called before each proposal."""
     finished: int = field(default=0, init=False)
@@ -137,7 +137,8 @@ class TrialLoop:
     def _time_left_s(self) -> float:
         """Return the seconds of the time budget that are left; inf: there is none."""
         if self.is_worker:
-            return math.inf if self.deadline is None else self.deadline - time.time()
+            deadline = self.deadline()
+            return math.inf if deadline is None else deadline - time.time()
         budget = self.state.setup.study.study.time_budget
         return math.inf if budget is None else budget - self._elapsed_s()
 

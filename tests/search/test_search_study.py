@@ -180,6 +180,30 @@ def test_a_trial_that_is_alive_is_left_alone(sqlite):
     assert first.tell(0, "ok", 1.0) is True
 
 
+def test_a_queued_config_is_not_lost_with_who_had_just_taken_it(sqlite):
+    first = make_proposer(storage=sqlite)
+    first.study.ask()  # killed here: the trial runs, but has no parameters yet
+    second = make_proposer(storage=sqlite)
+    assert second.requeue_stale(lambda _: False) == (0,)
+    again = second.ask()
+    assert (again.is_baseline, again.retry_of) == (True, 0)
+
+
+def test_a_lost_baseline_is_measured_whatever_the_budget_says(sqlite):
+    first = make_proposer(storage=sqlite, trials=2)
+    lost = first.study.ask()
+    for _ in range(2):
+        first.tell(first.ask().number, "ok", 1.0)
+    first.study.tell(lost, state=TrialState.FAIL)  # with nothing queued in its place
+    second = make_proposer(storage=sqlite, trials=2)
+    again = second.ask()
+    assert again.is_baseline
+    second.tell(again.number, "crash")
+    assert second.requeue_stale(lambda _: False) == ()
+    assert second.ask() is None  # what has ended by itself does not come back
+    assert second.stopped == "3 of 2 trials are done"
+
+
 def test_a_kill_between_queueing_and_closing_queues_once(sqlite):
     first = make_proposer(storage=sqlite)
     lost = first.ask()

@@ -1,5 +1,6 @@
 """Several workers that ask the same storage at the same time."""
 
+import contextlib
 import threading
 import time
 
@@ -7,6 +8,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from mindtune.controller.trials.crew import Crew
 from mindtune.controller.trials.storage import open_storage, storage_address
 from mindtune.search.attributes import OUTCOME, REASON, RETRY_OF, WORKER
 from mindtune.search.constraints import check
@@ -25,15 +27,6 @@ class AllAlive:
 
     def wait(self):
         time.sleep(0.005)
-
-
-class SlowSampler(GuidedSampler):
-    """Thinks long enough for all workers to choose before any has stored its choice."""
-
-    def sample_relative(self, study, trial, search_space):
-        chosen = super().sample_relative(study, trial, search_space)
-        time.sleep(0.1)
-        return chosen
 
 
 def open_proposer(storage, *, worker=None, trials=100, sampler=GuidedSampler, peers=None):
@@ -61,9 +54,22 @@ def run_workers(storage, count, *, trials, alone=False, at_once=None):
     open_proposer(storage)
     running = set()
     started, lock, barrier = [], threading.Lock(), threading.Barrier(count)
+    meeting, has_met = threading.Barrier(2), threading.Event()
+
+    class MeetingSampler(GuidedSampler):
+        """Lets two workers choose before either has stored its choice, once."""
+
+        def sample_relative(self, study, trial, search_space):
+            chosen = super().sample_relative(study, trial, search_space)
+            if not alone and not has_met.is_set():
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    meeting.wait(30)
+                    has_met.set()
+                    meeting.abort()  # a third one need not wait for a fourth
+            return chosen
 
     def work(name):
-        proposer = open_proposer(storage, worker=name, trials=trials, sampler=SlowSampler)
+        proposer = open_proposer(storage, worker=name, trials=trials, sampler=MeetingSampler)
         barrier.wait()
         while True:
             proposal = proposer.ask(alone=alone)
@@ -148,6 +154,21 @@ def test_a_dead_worker_s_choice_is_not_waited_for(sqlite):
             return False
 
     assert open_proposer(sqlite, peers=AllDead()).ask().number == 1
+
+
+@pytest.mark.timeout(60)
+def test_survivors_do_not_vouch_for_ever_for_who_was_killed_while_asking(sqlite):
+    lost = open_proposer(sqlite).study.ask()  # the baseline; nobody knows who has it
+    crews = [
+        Crew(open_proposer(sqlite).study, "worker", beat_s=0.05, gone_after_s=0.5)
+        for _ in range(2)
+    ]
+    with crews[0], crews[1]:
+        proposers = [open_proposer(sqlite, peers=crew) for crew in crews]
+        proposals = [proposer.ask() for proposer in proposers]
+        assert len({proposal.key for proposal in proposals}) == 2
+        assert proposers[0].requeue_stale(crews[0].is_alive) == (lost.number,)
+        assert proposers[1].ask().is_baseline
 
 
 def test_a_queued_config_is_left_to_who_takes_it_from_the_queue(sqlite):

@@ -141,6 +141,20 @@ class Tiny:
 
 
 @pytest.fixture(scope="session")
+def wait_for():
+    """Return what waits until a condition holds, and returns what it gave."""
+
+    def wait_for(condition, seconds=60):
+        end = time.monotonic() + seconds
+        while not (found := condition()):
+            assert time.monotonic() < end, "waited in vain"
+            time.sleep(0.02)
+        return found
+
+    return wait_for
+
+
+@pytest.fixture(scope="session")
 def make_tiny():
     """Return how to make a project folder with the program in it."""
 
@@ -164,9 +178,45 @@ def find_postgres(name):
     return shutil.which(name) or (str(places[-1]) if places else None)
 
 
+class Postgres:
+    """A database server of our own, with a password in its URL."""
+
+    def __init__(self, root, programs, options):
+        self._root, self._programs, self._options = root, programs, options
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        self._address = f"postgresql://tuner:open%20sesame@127.0.0.1:{self._port}/postgres"
+        self.url = self._address.replace("postgresql:", "postgresql+psycopg:")
+
+    def start(self):
+        """Start the server and wait until it answers."""
+        self._server = subprocess.Popen(
+            [self._programs["postgres"], "-D", self._root / "data", "-k", self._root,
+             "-p", str(self._port), "-c", "fsync=off", "-c", "listen_addresses=127.0.0.1"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **self._options,
+        )  # fmt: skip
+        end = time.monotonic() + 30
+        ask = [self._programs["psql"], self._address, "-qc", "SELECT 1"]
+        while subprocess.run(ask, check=False, capture_output=True).returncode:
+            assert self._server.poll() is None
+            assert time.monotonic() < end, "the server does not answer"
+            time.sleep(0.1)
+
+    def stop(self):
+        """End the server with all its connections, as a restart does."""
+        self._server.send_signal(signal.SIGINT)
+        self._server.wait(10)
+
+    def end(self):
+        """End the server at once, whether it runs or not."""
+        self._server.send_signal(signal.SIGQUIT)
+        self._server.wait(10)
+
+
 @pytest.fixture(scope="session")
-def postgres_url():
-    """Return the URL of an empty database of a server of our own, with a password in it."""
+def postgres():
+    """Return a server with an empty database."""
     programs = {name: find_postgres(name) for name in ("initdb", "postgres", "psql")}
     missing = [name for name, path in programs.items() if path is None]
     if missing:
@@ -185,26 +235,17 @@ def postgres_url():
              "--auth=scram-sha-256", f"--pwfile={root / 'password'}"],
             check=True, stdout=subprocess.DEVNULL, **options,
         )  # fmt: skip
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        server = subprocess.Popen(
-            [programs["postgres"], "-D", root / "data", "-k", root, "-p", str(port),
-             "-c", "fsync=off", "-c", "listen_addresses=127.0.0.1"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options,
-        )  # fmt: skip
+        server = Postgres(root, programs, options)
         try:
-            address = f"postgresql://tuner:open%20sesame@127.0.0.1:{port}/postgres"
-            end = time.monotonic() + 30
-            while subprocess.run(
-                [programs["psql"], address, "-qc", "SELECT 1"], check=False, capture_output=True
-            ).returncode:
-                assert server.poll() is None
-                assert time.monotonic() < end, "the server does not answer"
-                time.sleep(0.1)
-            yield address.replace("postgresql:", "postgresql+psycopg:")
+            server.start()
+            yield server
         finally:
-            server.send_signal(signal.SIGQUIT)
-            server.wait(10)
+            server.end()
     finally:
         shutil.rmtree(root)
+
+
+@pytest.fixture(scope="session")
+def postgres_url(postgres):
+    """Return the URL of an empty database of a server of our own, with a password in it."""
+    return postgres.url

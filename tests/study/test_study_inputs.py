@@ -4,6 +4,7 @@ import sqlite3
 import sys
 
 import pytest
+import sqlalchemy.exc
 import yaml
 
 from mindtune.controller.contract import KnobsFile, TrialPlan, read_document, write_json
@@ -11,12 +12,13 @@ from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.config_tree import get_key, set_key
 from mindtune.controller.trials.identity import study_identity
 from mindtune.controller.trials.peak import PeakFile, needs_measuring, resolve_peak
-from mindtune.controller.trials.storage import open_storage, storage_address
+from mindtune.controller.trials.storage import open_storage, storage_address, storage_errors
 from mindtune.controller.trials.study_folder import StudyFolder, relocated, relocated_command
 from mindtune.controller.trials.study_runner import run_study
 from mindtune.controller.trials.study_setup import load_study, read_candidates
 from mindtune.controller.trials.trial_config import num_ranks
 from mindtune.policies.errors import PolicyError
+from mindtune.search.constraints import check
 
 PLAN = TrialPlan(number=3, warmup_steps=2, measure_steps=8, deadline_s=20.0)
 
@@ -319,6 +321,41 @@ def test_password_of_a_storage_is_never_shown(tiny, monkeypatch):
     assert direct.shown == "postgresql://user:***@localhost:1/study"
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://user:a%2fb%20c%40d@localhost/study",
+     "postgresql://user@localhost/study?password=a%2Fb+c%40d"],
+)  # fmt: skip
+@pytest.mark.parametrize("spelling", ["a/b c@d", "a%2Fb%20c%40d", "a%2Fb+c%40d", "a/b%20c%40d"])
+def test_a_driver_s_words_show_no_password_however_it_is_spelled(tiny, url, spelling):
+    address = storage_address(url, tiny.out)
+    error = sqlalchemy.exc.SQLAlchemyError(f'"{spelling}" and {url} were refused on port 5432')
+    with pytest.raises(ConfigError) as refusal, storage_errors(address):
+        raise error
+    assert "but: \"***\" and postgresql://" in str(refusal.value)
+    assert "were refused on port 5432" in str(refusal.value)
+    for secret in (spelling, "a%2fb%20c%40d", "a%2Fb+c%40d"):
+        assert secret not in str(refusal.value)
+
+
+def test_a_relative_database_file_is_found_from_everywhere(tiny, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for setting, base, file in (
+        ("sqlite:///a.db", None, tmp_path / "a.db"),
+        ("sqlite:///a.db", tiny.folder, tiny.folder / "a.db"),
+        ("sqlite:///sub/../a.db?timeout=5", tiny.folder, tiny.folder / "a.db"),
+        (f"sqlite:///{tmp_path}/b.db", tiny.folder, tmp_path / "b.db"),
+    ):
+        address = storage_address(setting, tiny.out, base=base)
+        assert address.file == file
+        assert address.url.startswith(f"sqlite:///{file}")
+        assert address.shown.startswith(f"sqlite:///{file}")
+        assert ("?timeout=5" in address.url) == ("?timeout" in setting)
+    monkeypatch.setenv("STUDY_URL", "sqlite:///a.db")
+    # As the shell that has set it means it.
+    assert storage_address("env:STUDY_URL", tiny.out, base=tiny.folder).file == tmp_path / "a.db"
+
+
 def test_storage_settings_that_name_nothing_are_refused(tiny, monkeypatch):
     monkeypatch.delenv("NO_SUCH_URL", raising=False)
     with pytest.raises(ConfigError, match="environment variable NO_SUCH_URL"):
@@ -419,3 +456,17 @@ def test_code_of_a_module_counts_but_none_of_it_is_imported(tiny, monkeypatch):
     (package / "job" / "__main__.py").write_text("pass\n")
     assert study_identity(load_study(path)).parts[part] != before
     assert "users_package" not in sys.modules
+
+
+def test_with_slurm_ranks_of_several_nodes_fill_them(tiny):
+    for launcher, feasible in (("slurm", 2), ("none", 3)):
+        tiny.write(
+            trial={"launcher": launcher},
+            cluster={"num_devices": 16, "devices_per_node": 8, "allow_idle": True},
+            training={"global_batch_size": 48},
+            space={"data_parallel": [6, 12, 16], "micro_batch_size": 1, "recompute": "full"},
+        )
+        report = check(load_study(tiny.study_file).space)
+        assert report.feasible == feasible
+        counts = {rule.rule: rule.count for rule in report.rejected}
+        assert counts["ranks_fill_nodes"] == 3 - feasible

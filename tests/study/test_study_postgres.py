@@ -4,29 +4,24 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 
 import optuna
 import pytest
 from optuna.trial import TrialState
 
-from mindtune.controller.trials.storage import open_storage, storage_address
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials import storage
+from mindtune.controller.trials.crew import Crew
+from mindtune.controller.trials.storage import open_storage, storage_address, storage_errors
 from mindtune.search.attributes import OUTCOME, RETRY_OF
 
 CLI = [sys.executable, "-m", "mindtune.controller.cli"]
 
 
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-    return found
-
-
 @pytest.mark.postgres
 def test_two_workers_join_by_the_database_alone_and_nothing_is_lost_or_run_twice(
-    tiny, postgres_url, monkeypatch
+    tiny, postgres_url, wait_for, monkeypatch
 ):
     tiny.write(
         trial={"repeats": 1, "startup_deadline": "120s"},
@@ -80,3 +75,30 @@ def test_two_workers_join_by_the_database_alone_and_nothing_is_lost_or_run_twice
     texts = [said, *told.values(), str(study.user_attrs), *(str(t.user_attrs) for t in trials)]
     assert not [text for text in texts if "sesame" in text]
     assert not [content for content in kept if b"sesame" in content]
+
+
+@pytest.mark.postgres
+def test_a_database_that_restarts_is_waited_for_and_one_that_stays_away_is_told(
+    postgres, tmp_path, monkeypatch, caplog
+):
+    address = storage_address(postgres.url, tmp_path)
+    database = open_storage(address)
+    study = optuna.create_study(storage=database, study_name="outage")
+    with Crew(study, "search", beat_s=0.1) as crew:
+        postgres.stop()
+        later = threading.Timer(1.5, postgres.start)
+        later.start()
+        study.set_user_attr("said", "while it was away")
+        later.join()
+        assert crew.others() == []
+    assert study.user_attrs["said"] == "while it was away"
+    assert "is away and tried again in 0.5 s" in caplog.text
+    monkeypatch.setattr(storage, "_OUTAGE_S", 0.8)
+    postgres.stop()
+    try:
+        with pytest.raises(ConfigError, match="must be readable and writable"):
+            with storage_errors(address):
+                study.set_user_attr("said", "in vain")
+    finally:
+        postgres.start()
+    assert "sesame" not in caplog.text

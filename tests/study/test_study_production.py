@@ -1,5 +1,6 @@
 """From a study to a production run: export, merge, run, and how it ended."""
 
+import hashlib
 import json
 import os
 import resource
@@ -13,7 +14,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mindtune.controller.contract import BestConfig, FaultPlan, RunResult, read_document
+from mindtune.controller.contract import (
+    BestConfig,
+    FaultPlan,
+    RunResult,
+    dump_yaml,
+    read_document,
+)
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.settings import load_settings
 from mindtune.controller.trials.export import export
@@ -298,6 +305,15 @@ def test_unfinished_run_goes_on_in_its_folder_and_another_does_not(project):
     assert run_best_config(best, out) == 3
     assert run_best_config(best, out) == 3
     assert (out / "result.segment_1.json").exists()
+    # A run that was started before these keys existed is the same one.
+    plan = read_best_config(best)
+    content = plan.best.to_plain()
+    for key in ("alerts", "watchdog", "callback", "devices_per_node"):
+        assert content.pop(key) is None
+    old = hashlib.sha256(dump_yaml([plan.config, content]).encode()).hexdigest()
+    state = json.loads((out / ".run.json").read_text())
+    (out / ".run.json").write_text(json.dumps({**state, "config_hash": old}))
+    assert run_best_config(best, out) == 3
     export(project.out, out=project.folder / "other.yaml", trial=0)
     with pytest.raises(ConfigError, match="of a run with another config"):
         run_best_config(project.folder / "other.yaml", out)

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from mindtune.controller.errors import ConfigError, NothingFeasibleError
+from mindtune.controller.trials import study_runner
 from mindtune.controller.trials.export import export
 from mindtune.controller.trials.process_tree import marked
 from mindtune.controller.trials.progress import StudyEnded, StudyNote, StudyStarted, TrialEnded
@@ -252,6 +253,9 @@ def test_hopeless_trial_is_stopped_early_and_never_wins(tiny):
     storage = f"sqlite:///{tiny.out / 'study.db'}"
     told = optuna.load_study(study_name=None, storage=storage).trials[1].value
     assert summary.trial(1).value <= told < 1.0
+    # Had a worker measured it, its steps would have stayed in the worker's folder.
+    (tiny.out / "trials" / "0001" / "repeat_0" / "signals.csv").unlink()
+    assert run_study(tiny.study_file, tiny.out).summary.trial(1).value == pytest.approx(0.5)
     assert summary.winner == 0
     assert "no config is better than the base config" in summary.reason
 
@@ -454,3 +458,15 @@ def test_lost_trial_folders_come_back_from_the_storage(tiny):
     with pytest.raises(ConfigError, match="the storage knows trials 0 of this study"):
         run_study(tiny.study_file, tiny.out)
     assert read_summary(StudyFolder(tiny.out)) == first
+
+
+def test_the_winner_is_exported_before_its_ablation_is_measured(tiny, monkeypatch):
+    tiny.write(trial={"repeats": 1}, study={"trials": 2})
+
+    def end(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study_runner, "ablate", end)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(tiny.study_file, tiny.out, ablate_winner=True)
+    assert (tiny.out / "best_config.yaml").exists()

@@ -8,14 +8,16 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.launcher import launch
 from mindtune.controller.trials.outcome import record_outcome
+from mindtune.controller.trials.progress import StudyNote
 from mindtune.controller.trials.slurm import cancel_job
 from mindtune.controller.trials.study_runner import run_study
 
@@ -56,14 +58,6 @@ def squeue():
     return done.stdout.strip()
 
 
-def wait_for(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-    return found
-
-
 def free_ports(count):
     sockets = [socket.socket() for _ in range(count)]
     for probe in sockets:
@@ -75,7 +69,7 @@ def free_ports(count):
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def cluster(wait_for):
     """Return the environment of a cluster of one node, started for these tests."""
     paths = {name: shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") for name in DAEMONS}
     if not all(paths.values()) or os.getuid() != 0:
@@ -119,7 +113,7 @@ def cluster():
 
 
 @pytest.fixture
-def run(cluster, monkeypatch, tmp_path):
+def run(cluster, wait_for, monkeypatch, tmp_path):
     """Return what runs a program as a trial through Slurm."""
     for name, value in cluster.items():
         monkeypatch.setenv(name, value)
@@ -175,7 +169,7 @@ def test_a_job_that_slurm_refuses_is_a_crash_with_its_words(run, monkeypatch):
     assert "srun: error: invalid partition specified: nowhere" in record.message
 
 
-def test_a_deadline_ends_the_job(run, tmp_path):
+def test_a_deadline_ends_the_job(run, wait_for, tmp_path):
     record = run(
         """
         import os, time
@@ -188,6 +182,39 @@ def test_a_deadline_ends_the_job(run, tmp_path):
     assert 4.0 <= record.wall_s < 15.0
     pid = int((tmp_path / "100% trial" / "pid").read_text())
     wait_for(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_a_job_that_somebody_cancels_is_interrupted(run):
+    record = run(
+        """
+        import os, subprocess, time
+        subprocess.run(["scancel", os.environ["SLURM_JOB_ID"]])
+        time.sleep(600)
+        """
+    ).record
+    assert record.outcome == "interrupted"
+    assert "CANCELLED AT" in record.message
+
+
+def test_a_job_whose_srun_died_does_not_run_on(run, wait_for, tmp_path):
+    killed = []
+
+    def kill():
+        wait_for((tmp_path / "100% trial" / "started").exists)
+        for process in psutil.process_iter(["name", "cmdline"]):
+            if process.info["name"] == "srun" and str(tmp_path / "a program.py") in (
+                process.info["cmdline"] or ()
+            ):
+                process.kill()
+                killed.append(process.pid)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    record = run("import time; open('started', 'w'); time.sleep(600)").record
+    killer.join()
+    assert killed
+    assert record.outcome == "crash"
+    wait_for(lambda: not squeue(), 15)
 
 
 def test_waiting_in_the_queue_is_not_the_trial_s_time(run):
@@ -207,7 +234,7 @@ def test_waiting_in_the_queue_is_not_the_trial_s_time(run):
     assert record.wall_s < 6.0
 
 
-def test_the_job_ends_with_the_process_that_started_it(cluster, run, tmp_path):
+def test_the_job_ends_with_the_process_that_started_it(cluster, run, wait_for, tmp_path):
     source = f"""
 from pathlib import Path
 from mindtune.controller.trials.launcher import launch
@@ -221,7 +248,7 @@ launch(["sleep", "600"], trial_dir=Path({str(tmp_path / "trial")!r}), startup_de
     wait_for(lambda: not squeue(), 10)
 
 
-def test_a_job_is_cancelled_by_name_and_so_is_a_step_inside_a_job(run, monkeypatch):
+def test_a_job_is_cancelled_by_name_and_so_is_a_step_inside_a_job(run, wait_for, monkeypatch):
     job = subprocess.Popen(["srun", "--job-name=mine", "sleep", "600"], stderr=subprocess.DEVNULL)
     wait_for(lambda: " R " in squeue())
     cancel_job("yours")
@@ -229,7 +256,7 @@ def test_a_job_is_cancelled_by_name_and_so_is_a_step_inside_a_job(run, monkeypat
     cancel_job("mine")
     wait_for(lambda: not squeue())
     job.wait(10)
-    step = "srun --overlap --job-name=inner sleep 600 & srun --overlap --job-name=other sleep 5"
+    step = "srun --overlap --job-name=inner sleep 600 & srun --overlap --job-name=other sleep 600"
     outer = subprocess.run(
         ["sbatch", "--parsable", "--output=/dev/null", "--wrap", step],
         check=True, capture_output=True, text=True,
@@ -254,6 +281,24 @@ def test_a_study_measures_its_configs_through_slurm(run, tiny):
     assert [trial.outcome for trial in summary.trials] == ["ok", "ok"]
     assert summary.trial(1).value == pytest.approx(3.25)
     assert tiny.record(1)["exit_codes"]["rank0"] == 0
+
+
+def test_a_queue_that_outlasts_the_time_budget_ends_the_search_and_is_told_of(run, tiny):
+    tiny.write(trial={"repeats": 1, "launcher": "slurm"}, study={"time_budget": "7s"})
+    job = subprocess.run(
+        ["sbatch", "--parsable", "--exclusive", "--output=/dev/null", "--wrap", "sleep 600"],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    notes = []
+    try:
+        result = run_study(tiny.study_file, tiny.out, on_event=notes.append)
+    finally:
+        subprocess.run(["scancel", job.stdout.strip()], check=True)
+    said = [note.message for note in notes if isinstance(note, StudyNote)]
+    assert said[0] == "trial 0 waits in Slurm's queue"
+    assert said[-1] == "the search is over: the time budget of 7 s is used up"
+    assert result.best_config is None
+    assert not tiny.log()
 
 
 @pytest.mark.mindspore

@@ -19,6 +19,7 @@ from mindtune.controller.trials.process_tree import identify
 from mindtune.controller.trials.progress import StudyNote, TrialEnded, TrialStarted
 from mindtune.controller.trials.storage import open_storage, storage_address
 from mindtune.controller.trials.study_runner import run_study
+from mindtune.controller.trials.study_setup import load_study
 from mindtune.controller.trials.worker_runner import run_worker
 from mindtune.search.attributes import OUTCOME, RETRY_OF, WORKER
 
@@ -30,14 +31,6 @@ WAITING = {
     "behaviour": {"1-full": "wait"},
 }
 """Of a study whose base ends once all its workers are there."""
-
-
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-    return found
 
 
 def workers_of(search):
@@ -57,7 +50,7 @@ def stored(tiny, storage=None):
     )
 
 
-def test_search_with_local_workers_survives_the_kill_of_one(tiny):
+def test_search_with_local_workers_survives_the_kill_of_one(tiny, wait_for):
     tiny.write(**WAITING, study={"trials": 5})
     search = subprocess.Popen(
         [*SEARCH, str(tiny.study_file), "--out", str(tiny.out), "--workers", "3"],
@@ -100,7 +93,7 @@ def test_search_with_local_workers_survives_the_kill_of_one(tiny):
     assert len(tiny.log()) == launches
 
 
-def test_workers_end_with_their_search_and_the_study_goes_on_later(tiny):
+def test_workers_end_with_their_search_and_the_study_goes_on_later(tiny, wait_for):
     tiny.write(**WAITING, study={"trials": 5})
     search = subprocess.Popen(
         [*SEARCH, str(tiny.study_file), "--out", str(tiny.out), "--workers", "2"],
@@ -119,10 +112,10 @@ def test_workers_end_with_their_search_and_the_study_goes_on_later(tiny):
     tiny.check_complete(open_now, trials=5)
 
 
-def test_trials_side_by_side_get_devices_of_their_own(tiny, monkeypatch):
+def test_trials_side_by_side_get_devices_of_their_own(tiny, monkeypatch, tmp_path):
     tiny.write(
         trial={"repeats": 1},
-        study={"trials": 5},
+        study={"trials": 5, "storage": "sqlite:///shared.db"},
         cluster={"num_devices": 2, "device": "Ascend910B-A2", "allow_idle": True},
         space={"micro_batch_size": [1, 2, 4], "recompute": ["none", "full"], "data_parallel": [1]},
     )
@@ -131,7 +124,10 @@ def test_trials_side_by_side_get_devices_of_their_own(tiny, monkeypatch):
     with pytest.raises(ConfigError, match=r"--workers must be at most 2 here.*takes 2 of the 5"):
         run_study(tiny.study_file, tiny.out, workers=3)
     assert not tiny.out.exists()
+    # Workers run in folders of their own: the path is that of the study file's all the same.
+    monkeypatch.chdir(tmp_path)
     run_study(tiny.study_file, tiny.out, workers=2)
+    assert (tiny.folder / "shared.db").exists()
     tiny.check_complete(set(), trials=5)
     running, seen = {}, set()
     for line in tiny.log_file.read_text().splitlines():
@@ -194,11 +190,23 @@ def test_a_worker_that_would_measure_something_else_is_refused(tiny, monkeypatch
     ):
         run_worker(tiny.study_file, tmp_path / "w", storage=url)
     assert not (tmp_path / "shared.db").exists()
+    assert not (tmp_path / "w").exists()
+    with pytest.raises(ConfigError, match="must hold a study called 'tiny'"):
+        run_worker(tiny.study_file, None, storage=url)
+    assert not tiny.study_file.with_suffix("").exists()
     run_study(tiny.study_file, tiny.out, storage=url)
     # Equal: it finds that nothing is left to do.
     notes = []
     assert run_worker(tiny.study_file, tmp_path / "w", storage=url, on_event=notes.append) == 0
     assert notes[-1].message == "the search is over: 1 of 1 trials are done"
+    # Its search was killed; what that had left of its time budget is over now.
+    study = optuna.load_study(study_name="tiny", storage=url)
+    plan = json.loads(study.user_attrs["search_plan"])
+    late = {**plan, "trials": 5, "deadline": time.time() - 1.0}
+    study.set_user_attr("search_plan", json.dumps(late))
+    study.set_user_attr("search_over", "")
+    assert run_worker(tiny.study_file, tmp_path / "w", storage=url, on_event=notes.append) == 0
+    assert notes[-1].message == "the search is over: the time budget is used up"
     with monkeypatch.context() as other:
         other.setattr(study_opening, "describe_hardware", lambda device: "abacus")
         with pytest.raises(ConfigError, match="hardware of the search.*this machine is abacus"):
@@ -256,8 +264,10 @@ def test_who_is_alive_is_told_by_change_alone():
         study.set_user_attr("worker:far", json.dumps(member.__dict__))
         crew.look()
 
-    def trial(**attributes):
-        return optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes)
+    def trial(number=0, **attributes):
+        frozen = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes)
+        frozen.number = number
+        return frozen
 
     assert not crew.is_alive(trial())  # of a time before there were crews
     sign(0)
@@ -272,20 +282,36 @@ def test_who_is_alive_is_told_by_change_alone():
     assert crew.is_alive(trial(**{WORKER: "far"}))
     clock.now += 1.0
     assert not crew.is_alive(trial(**{WORKER: "far"}))
-    assert not crew.is_alive(trial())
+    assert not crew.is_alive(trial(1))
     sign(4)  # it was only cut off
     assert crew.is_alive(trial(**{WORKER: "far"}))
-    sign(5, has_left=True)
+    # Who asks for a trial signs it at once, or was killed: others vouch for it for a minute.
+    assert not crew.is_alive(trial())
+    assert crew.is_alive(trial(2))
+    clock.now += 59.0
+    sign(5)
+    assert crew.is_alive(trial(2))
+    clock.now += 1.0
+    assert not crew.is_alive(trial(2))
+    assert crew.is_alive(trial(2, **{WORKER: "far"}))
+    sign(6, has_left=True)
     assert not crew.is_alive(trial(**{WORKER: "far"}))
 
 
-def test_a_member_gives_signs_of_life_whatever_it_does_and_says_when_it_leaves():
+def test_entries_of_other_versions_are_read_or_left_out():
+    study = optuna.create_study()
+    member = Member(id="new", role="worker", host="h", machine="other", pid=1, start_ticks=1)
+    study.set_user_attr("worker:new", json.dumps({**member.__dict__, "mood": "fine"}))
+    study.set_user_attr("worker:old", json.dumps({"id": "old"}))
+    assert Crew(study, "search").others() == [member]
+
+
+def test_a_member_gives_signs_of_life_whatever_it_does_and_says_when_it_leaves(wait_for):
     study = optuna.create_study()
     with Crew(study, "worker", beat_s=0.01) as crew:
-        time.sleep(0.2)  # a long measurement
-        entry = json.loads(study.user_attrs[f"worker:{crew.me.id}"])
-        assert entry["beats"] > 3
-        assert entry["pid"] == os.getpid()
+        key = f"worker:{crew.me.id}"
+        wait_for(lambda: json.loads(study.user_attrs[key])["beats"] > 3)  # a long measurement
+        assert json.loads(study.user_attrs[key])["pid"] == os.getpid()
         other = Crew(study, "search")
         assert [member.id for member in other.others()] == [crew.me.id]
     assert other.others() == []
@@ -293,7 +319,8 @@ def test_a_member_gives_signs_of_life_whatever_it_does_and_says_when_it_leaves()
 
 def test_a_member_of_this_machine_is_gone_with_its_process():
     study = optuna.create_study()
-    crew = Crew(study, "search")
+    clock = Clock()
+    crew = Crew(study, "search", clock=clock)
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     ticks = identify(sleeper.pid).start_ticks
     member = Member(id="near", role="search", host="h", machine=crew.me.machine, pid=sleeper.pid,
@@ -303,6 +330,13 @@ def test_a_member_of_this_machine_is_gone_with_its_process():
         assert [m.id for m in crew.others()] == ["near"]
         with pytest.raises(ConfigError, match=f"h \\(process {sleeper.pid}\\) does so now"):
             crew.refuse_rivals(print)
+        # Stopped, or hung: it is there, but gives no sign any more.
+        clock.now += 299.0
+        assert [m.id for m in crew.others()] == ["near"]
+        clock.now += 1.0
+        assert crew.others() == []
+        study.set_user_attr("worker:near", json.dumps({**member.__dict__, "beats": 1}))
+        assert [m.id for m in crew.others()] != []
     finally:
         sleeper.kill()
         sleeper.wait()
@@ -336,3 +370,46 @@ def test_a_rival_elsewhere_is_given_a_minute_for_a_sign_of_life():
     crew.wait = beat
     with pytest.raises(ConfigError, match=r"far \(process 7\) does so now"):
         crew.refuse_rivals(said.append)
+
+
+def test_of_two_searches_that_start_together_one_stays():
+    study = optuna.create_study()
+    clock = Clock()
+    crews = [Crew(study, "search", clock=clock) for _ in range(2)]
+    for crew in crews:
+        crew.refuse_rivals(print)  # neither sees the other yet
+    low, high = sorted(crews, key=lambda crew: crew.me.id)
+    with low:
+        with high, pytest.raises(ConfigError, match="was started at the same moment"):
+            high.refuse_late_rivals()
+        low.refuse_late_rivals()
+    # One that does not give way had looked before this one could be seen: it came first.
+    def later():
+        clock.now += 1.0
+
+    first = [Crew(study, "search", clock=clock) for _ in range(2)]
+    low, high = sorted(first, key=lambda crew: crew.me.id)
+    low.wait = later
+    with high:
+        high.refuse_late_rivals()
+        with low, pytest.raises(ConfigError, match="was started at the same moment"):
+            low.refuse_late_rivals()
+    assert clock.now == 5.0
+
+
+def test_samplers_of_optuna_s_own_draw_anew_for_each_worker_and_each_start(tiny):
+    tiny.write(study={"sampler": "random"})
+    setup = load_study(tiny.study_file)
+    study = optuna.create_study()
+    seeds = {
+        study_opening._seed(study, setup),
+        study_opening._seed(study, setup, worker="a"),
+        study_opening._seed(study, setup, worker="b"),
+    }
+    assert study_opening._seed(study, setup) == setup.study.study.seed
+    study.enqueue_trial({})
+    seeds |= {study_opening._seed(study, setup), study_opening._seed(study, setup, worker="a")}
+    assert len(seeds) == 5
+    tiny.write(study={"sampler": "guided"})
+    guided = load_study(tiny.study_file)
+    assert study_opening._seed(study, guided, worker="a") == guided.study.study.seed

@@ -45,6 +45,7 @@ def main():
     name = f"{plan['number']} {plan['repeat']} {micro} {recompute}"
     log(config, f"start {name} {plan['seed']} {os.getpid()}")
     log(config, f"devices {plan['number']} {os.environ.get('ASCEND_RT_VISIBLE_DEVICES')}")
+    log(config, f"storage {os.environ.get('STUDY_DATABASE')}")
     behaviour = config.get("behaviour", {}).get(f"{micro}-{recompute}", "good")
     while behaviour == "wait" and not Path(config["log"] + ".go").exists():
         time.sleep(0.05)

@@ -7,7 +7,7 @@ import pytest
 
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.preflight import check_ranks
-from mindtune.controller.trials.slurm import num_nodes, srun_command
+from mindtune.controller.trials.slurm import cancellation, num_nodes, srun_command
 from mindtune.controller.trials.slurm_node import node_command
 
 
@@ -73,3 +73,20 @@ def test_an_uneven_last_node_is_refused_with_what_fits():
         ConfigError, match="multiple of devices_per_node = 8.*multiply to 12; use 8 or 16 ranks"
     ):
         check_ranks("slurm", 12, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-30T10:00:00 ***", ...),
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-30T10:00:00 DUE TO PREEMPTION ***", ...),
+        ("slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-30T10:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", ...),
+        ("srun: error: Node failure on n1", ...),
+        ("srun: Force Terminated job 7", ...),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.", ""),
+        ("srun: error: n1: task 0: Exited with exit code 1", ""),
+        ("print('*** JOB 7 CANCELLED AT noon ***')", ""),
+    ],
+)  # fmt: skip
+def test_who_ended_a_job_is_told_by_slurm_s_own_line(text, said):
+    assert cancellation(f"before\n{text}\nafter\n") == (text if said is ... else said)

@@ -53,7 +53,10 @@ def test_the_environment_finds_this_interpreter_first_and_carries_the_mark():
             "MINDTUNE_CONFIG": "of another run",
             "MINDTUNE_MODE": "act",
             "MINDTUNE_STORAGE": "postgresql://user:password@host/name",
+            "STUDY_DATABASE": "postgresql://user:password@host/name",
         },
+        # A knob is the config's own, whatever else its name stands for.
+        hidden=("STUDY_DATABASE", "OMP_NUM_THREADS", "NOT_SET"),
     )
     assert environment == {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}/usr/bin",

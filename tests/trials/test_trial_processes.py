@@ -1,6 +1,7 @@
 """Nothing of a trial outlives its end, its deadline or its parent."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -71,6 +72,38 @@ def test_failed_results_of_earlier_segments_end_no_run_that_goes_on(tmp_path):
     assert not supervision.has_failure()
     (tmp_path / "result.rank1.json").write_text('{"outcome": "crash"}')
     assert supervision.has_failure()
+
+
+def test_what_became_of_a_slurm_job_is_read_from_this_launch_alone(tmp_path):
+    line = "slurmstepd: error: *** STEP 7.0 ON n CANCELLED AT 2026-11-30T10:00:00 ***"
+    (tmp_path / "stderr.log").write_text(f"{line}\n")  # the first attempt's
+    spec = SupervisorSpec(
+        command=[], trial_dir=str(tmp_path), environment={}, mark="A=1", parent_pid=1,
+        startup_deadline_s=1.0, deadline_s=1.0, rank_dir=str(tmp_path / "ranks"), num_ranks=2,
+        job_name="mindtune_1",
+    )  # fmt: skip
+    supervision = _Supervision(spec)
+    assert supervision._cancellation() == ""
+    with (tmp_path / "stderr.log").open("a") as log:
+        log.write(f"srun: Force Terminated job 7\n{line}\n")
+    assert supervision._cancellation() == line
+    # srun that died, or failed, says nothing of the job; all ranks together do.
+    for exits, is_over in (
+        ({"command": -9}, False),
+        ({"command": 0}, True),
+        ({"rank0": 1, "command": 1}, False),
+        ({"rank0": 0, "rank1": 1}, True),
+    ):
+        supervision.exits = exits
+        assert supervision._job_is_over() is is_over
+
+
+def test_ranks_of_several_nodes_are_ordered_by_a_clock_that_they_share(tmp_path):
+    before = time.time()
+    wrapper = [sys.executable, "-m", "mindtune.controller.trials.rank_process", str(tmp_path)]
+    subprocess.run([*wrapper, sys.executable, "-c", "pass"], check=True)
+    record = json.loads((tmp_path / "exit.rank0.json").read_text())
+    assert before <= record["ended_at"] <= time.time()
 
 
 @pytest.mark.parametrize(
