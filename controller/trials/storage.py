@@ -7,7 +7,6 @@ The default is an SQLite file in the study's folder. A URL may carry a password:
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 import sqlite3
@@ -20,6 +19,7 @@ from urllib.parse import quote, quote_plus
 
 from mindtune.controller.contract import refuse_pipe
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.outage import be_patient, libpq_limits
 
 if TYPE_CHECKING:
     import optuna
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["DATABASE", "StorageAddress", "named_variable", "open_storage", "storage_address",
            "storage_errors"]  # fmt: skip
 
-_LOGGER = logging.getLogger(__name__)
-
 DATABASE = "study.db"
 """Name of the SQLite file in a study's folder."""
 
@@ -37,16 +35,6 @@ _ENV = "env:"
 _LOCK_WAIT_S = 5.0
 _BUSY_TIMEOUT_S = 60.0
 """SQLite waits so long for another writer, such as a dashboard or a second reader."""
-_OUTAGE_S = 120.0
-"""A database may be away so long, as for a restart or a fail-over, before anybody gives up."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
-_LIBPQ_DRIVERS = ("psycopg", "psycopg2")
-_LIBPQ_LIMITS = {
-    "connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10,
-    "keepalives_count": 3, "tcp_user_timeout": 60_000,
-}  # fmt: skip
-"""libpq's own parameters, in s and ms: by default a server that vanished is waited for for two
-hours (Linux's keepalives)."""
 _TABLES_WAIT_S = 10.0
 """Workers that start together make the tables together; all but one fail at first."""
 _NEW_TABLES = ("already exists", "no such table", "does not exist", "UNIQUE constraint failed",
@@ -160,8 +148,11 @@ def open_storage(address: StorageAddress) -> optuna.storages.BaseStorage:
     """
     if address.file is not None:
         _check_file(address.file)
+    from sqlalchemy.engine import make_url  # noqa: PLC0415 - the light commands do without it
+
     # A server may have dropped a connection that was idle while a trial ran.
-    arguments: dict[str, Any] = {"pool_pre_ping": True, "connect_args": _libpq_limits(address)}
+    limits = libpq_limits(make_url(address.url))
+    arguments: dict[str, Any] = {"pool_pre_ping": True, "connect_args": limits}
     if address.file is not None:
         arguments = {"connect_args": {"timeout": _BUSY_TIMEOUT_S}}
     last_try = time.monotonic() + _TABLES_WAIT_S
@@ -172,7 +163,11 @@ def open_storage(address: StorageAddress) -> optuna.storages.BaseStorage:
                 if address.file is not None:
                     _lock_before_reading(storage.engine)
                 else:
-                    _connect_again(storage.engine, address)
+                    be_patient(
+                        storage,
+                        shown=address.shown,
+                        hide=lambda text: _without_secrets(text, address),
+                    )
                 return storage
             time.sleep(0.2)
     except ImportError as error:
@@ -180,44 +175,6 @@ def open_storage(address: StorageAddress) -> optuna.storages.BaseStorage:
             f"the storage {address.shown} needs a database driver that is not installed "
             f"({_without_secrets(str(error.__cause__ or error), address)}); install it."
         ) from None
-
-
-def _libpq_limits(address: StorageAddress) -> dict[str, Any]:
-    """Return how soon a PostgreSQL server that does not answer is noticed."""
-    from sqlalchemy.engine import make_url  # noqa: PLC0415 - the light commands do without it
-
-    url = make_url(address.url)
-    if url.get_backend_name() != "postgresql" or url.get_driver_name() not in _LIBPQ_DRIVERS:
-        return {}
-    return {name: value for name, value in _LIBPQ_LIMITS.items() if name not in url.query}
-
-
-def _connect_again(engine: Engine, address: StorageAddress) -> None:
-    """Let a connection that is refused be tried again for a while: a server restarts.
-
-    It was there when the storage was opened, so nothing is wrong with the address. A connection
-    that was lost is noticed before its next use (`pool_pre_ping`) and opened again here.
-    """
-    from sqlalchemy import event  # noqa: PLC0415 - the light commands do without it
-
-    def connect(dialect: Any, _record: object, args: list[Any], options: dict[str, Any]) -> Any:
-        give_up_at = time.monotonic() + _OUTAGE_S
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            try:
-                return dialect.connect(*args, **options)
-            except dialect.loaded_dbapi.OperationalError as error:
-                if time.monotonic() + pause_s >= give_up_at:
-                    raise
-                text = _without_secrets(" ".join(str(error).split()), address)
-                _LOGGER.warning(
-                    "the storage %s is away and tried again in %g s: %s",
-                    address.shown, pause_s, text,
-                )  # fmt: skip
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    event.listen(engine, "do_connect", connect)
 
 
 class _TablesInTheMakingError(Exception):

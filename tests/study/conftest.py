@@ -203,6 +203,13 @@ class Postgres:
             assert time.monotonic() < end, "the server does not answer"
             time.sleep(0.1)
 
+    def disconnect_all(self):
+        """Cut every connection, in the middle of whatever it does."""
+        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        subprocess.run(
+            [self._programs["psql"], self._address, "-qc", cut], check=True, capture_output=True
+        )
+
     def stop(self):
         """End the server with all its connections, as a restart does."""
         self._server.send_signal(signal.SIGINT)

@@ -8,10 +8,11 @@ import threading
 
 import optuna
 import pytest
+import sqlalchemy
 from optuna.trial import TrialState
 
 from mindtune.controller.errors import ConfigError
-from mindtune.controller.trials import storage
+from mindtune.controller.trials import outage
 from mindtune.controller.trials.crew import Crew
 from mindtune.controller.trials.storage import open_storage, storage_address, storage_errors
 from mindtune.search.attributes import OUTCOME, RETRY_OF
@@ -93,7 +94,7 @@ def test_a_database_that_restarts_is_waited_for_and_one_that_stays_away_is_told(
         assert crew.others() == []
     assert study.user_attrs["said"] == "while it was away"
     assert "is away and tried again in 0.5 s" in caplog.text
-    monkeypatch.setattr(storage, "_OUTAGE_S", 0.8)
+    monkeypatch.setattr(outage, "_OUTAGE_S", 0.8)
     postgres.stop()
     try:
         with pytest.raises(ConfigError, match="must be readable and writable"):
@@ -102,3 +103,24 @@ def test_a_database_that_restarts_is_waited_for_and_one_that_stays_away_is_told(
     finally:
         postgres.start()
     assert "sesame" not in caplog.text
+
+
+@pytest.mark.postgres
+def test_a_transaction_that_is_cut_in_its_middle_is_run_again(postgres, tmp_path):
+    database = open_storage(storage_address(postgres.url, tmp_path))
+    study = optuna.create_study(storage=database, study_name="cut")
+    cuts = []
+
+    def cut(_connection, _cursor, statement, *_):
+        is_new = statement.startswith("INSERT") and statement not in cuts
+        if is_new and len(cuts) < 2:
+            cuts.append(statement)
+            postgres.disconnect_all()
+
+    sqlalchemy.event.listen(database.engine, "before_cursor_execute", cut)
+    study.set_user_attr("said", "all the same")
+    study.tell(study.ask(), 1.0)
+    assert len(cuts) == 2
+    assert study.user_attrs["said"] == "all the same"
+    ended = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
+    assert [trial.value for trial in ended] == [1.0]
