@@ -59,8 +59,8 @@ class TrialLoop:
     time_left: TimeLeft
     crew: Crew
     deadline: Callable[[], float | None] = lambda: None
-    """Returns the end of the time budget in seconds since 1970, None: there is none. A worker heeds
-    it, as its search may be gone."""
+    """Returns the end of the time budget in seconds since 1970, None: there is none. A worker
+    heeds it, as its search may be gone."""
     on_turn: Callable[[], None] = lambda: None
     """Called before each proposal."""
     finished: int = field(default=0, init=False)

@@ -205,7 +205,9 @@ class Postgres:
 
     def disconnect_all(self):
         """Cut every connection, in the middle of whatever it does."""
-        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        cut = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        )
         subprocess.run(
             [self._programs["psql"], self._address, "-qc", cut], check=True, capture_output=True
         )

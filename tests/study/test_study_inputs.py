@@ -332,7 +332,7 @@ def test_a_driver_s_words_show_no_password_however_it_is_spelled(tiny, url, spel
     error = sqlalchemy.exc.SQLAlchemyError(f'"{spelling}" and {url} were refused on port 5432')
     with pytest.raises(ConfigError) as refusal, storage_errors(address):
         raise error
-    assert "but: \"***\" and postgresql://" in str(refusal.value)
+    assert 'but: "***" and postgresql://' in str(refusal.value)
     assert "were refused on port 5432" in str(refusal.value)
     for secret in (spelling, "a%2fb%20c%40d", "a%2Fb+c%40d"):
         assert secret not in str(refusal.value)

@@ -97,9 +97,11 @@ def test_a_database_that_restarts_is_waited_for_and_one_that_stays_away_is_told(
     monkeypatch.setattr(outage, "_OUTAGE_S", 0.8)
     postgres.stop()
     try:
-        with pytest.raises(ConfigError, match="must be readable and writable"):
-            with storage_errors(address):
-                study.set_user_attr("said", "in vain")
+        with (
+            pytest.raises(ConfigError, match="must be readable and writable"),
+            storage_errors(address),
+        ):
+            study.set_user_attr("said", "in vain")
     finally:
         postgres.start()
     assert "sesame" not in caplog.text

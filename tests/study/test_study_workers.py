@@ -383,6 +383,7 @@ def test_of_two_searches_that_start_together_one_stays():
         with high, pytest.raises(ConfigError, match="was started at the same moment"):
             high.refuse_late_rivals()
         low.refuse_late_rivals()
+
     # One that does not give way had looked before this one could be seen: it came first.
     def later():
         clock.now += 1.0
