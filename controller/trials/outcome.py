@@ -34,7 +34,7 @@ from mindtune.search.knobs import KnobValue, canonical_or_derived
 __all__ = ["TrialOutcome", "differing_knobs", "judge", "record_outcome"]
 
 _RSS = "rss"
-_SLURM_OOM = re.compile(r"slurmstepd: error: Detected \d+ oom[_-]kill event")
+_SLURM_OOM = re.compile(r"slurmstepd(?:-\S+)?: error: Detected \d+ oom[_-]kill event")
 _SLURM_ERROR = re.compile(r"^srun: error: .*", re.MULTILINE)
 _SLURM_LIMIT = "DUE TO TIME LIMIT"
 _NEAR_LIMIT = 0.8

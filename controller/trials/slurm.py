@@ -78,7 +78,7 @@ def _escaped(path: Path) -> str:
 
 
 _CANCELLED = re.compile(
-    r"^slurmstepd: error: \*\*\* (?:JOB|STEP) .*\bCANCELLED AT .*\*\*\*$"
+    r"^slurmstepd(?:-\S+)?: error: \*\*\* (?:JOB|STEP) .*\bCANCELLED AT .*\*\*\*$"
     r"|^srun: error: Node failure on .*$"
     r"|^srun: .*\bJob allocation \S+ has been revoked.*$"
     r"|^srun: Force Terminated job.*$",

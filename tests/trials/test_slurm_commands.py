@@ -81,6 +81,7 @@ def test_an_uneven_last_node_is_refused_with_what_fits():
         ("slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-30T10:00:00 ***", ...),
         ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-30T10:00:00 DUE TO PREEMPTION ***", ...),
         ("slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-30T10:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", ...),
+        ("slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-30T10:00:00 ***", ...),
         ("srun: error: Node failure on n1", ...),
         ("srun: Force Terminated job 7", ...),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.", ""),
