@@ -10,9 +10,11 @@ decided here is the scale of the next step.
 - **Search**: before the first clean step, and right after a growth, there is no credit: the scale
   is known to be wrong. It is halved, and from the third overflow in a row divided by 4, so that a
   start at 2^24 loses fewer updates than halving does.
-- **Known scale**: trials may have found the largest scale at which this config ran clean
-  (`known_scale`, handed over in `best_config.yaml`). An overflow at more than one move above it
-  leads straight there: a start at 2^24 loses one update.
+- **Known scale**: trials may have run clean at some scale (`known_scale`, handed over in
+  `best_config.yaml`). An overflow at more than one move above it leads straight there: a start at
+  2^24 loses one update. It is the largest scale that short trials have visited, not the largest
+  that fits, so what this run has seen itself counts as well: it never leads below the largest
+  scale at which a step of this run was clean, and a healthy run is searched as without it.
 - **Growth** after `window` clean steps in a row by 2, up to `cap`; there a single advice says that
   the cap holds (silent caps hide trouble, unbounded growth ends in infinity).
 - **Floor**: `soft_floor` is where gradients should no longer need scaling down. Overflows at or
@@ -30,7 +32,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from mindtune.policies.decisions import (
@@ -51,6 +53,7 @@ from mindtune.policies.limits import KnobLimits
 from mindtune.policies.policy import Feedback
 from mindtune.policies.settings import PolicySettings, bounded, build
 from mindtune.policies.signals import Observation
+from mindtune.policies.state import ADDED
 
 __all__ = ["LossScaleLimits", "LossScalePolicy", "LossScaleState", "LossScaleThresholds"]
 
@@ -86,7 +89,7 @@ class LossScaleThresholds:
     scale_window: int = bounded(1000, 1, 1_000_000)
     """Clean steps before a growth (MindFormers: 1000)."""
     known_scale: float = bounded(2.0**60, 1.0, 2.0**60)
-    """Largest scale at which the config is known to run clean; the default: none is known."""
+    """A scale at which the config is known to run clean; the default: none is known."""
     soft_floor: float = bounded(1.0, 2.0**-24, 2.0**16)
     """Scale at which overflows are counted for the stop (Megatron's floor)."""
     stop_after: int = bounded(10, 1, 1000)
@@ -112,6 +115,8 @@ class LossScaleState:
     """Overflows in a row at or below the soft floor."""
     floor_bits: int = 0
     """One bit per step: overflows at or below the soft floor."""
+    clean_scale: float = field(default=0.0, metadata={ADDED: True})
+    """Largest scale at which a step was clean; 0: none was yet."""
 
 
 @dataclass(frozen=True)
@@ -206,9 +211,12 @@ class LossScalePolicy:
         clean = state.clean + 1
         bits = (state.bits << 1) & _RATE_MASK
         floor_bits = (state.floor_bits << 1) & _RATE_MASK
+        following = LossScaleState(
+            credit, 0, clean, bits, 0, floor_bits, max(state.clean_scale, scale)
+        )
         if not owns or clean < self.thresholds.scale_window:
-            return NO_CHANGE, LossScaleState(credit, 0, clean, bits, 0, floor_bits)
-        following = LossScaleState(credit, 0, 0, bits, 0, floor_bits)
+            return NO_CHANGE, following
+        following = replace(following, clean=0)
         if scale >= self.limits.cap:
             return self._capped(scale), following
         value = min(scale * self.thresholds.scale_factor, self.limits.cap)
@@ -295,8 +303,9 @@ class LossScalePolicy:
         if state.credit > 0 and not often:
             return NO_CHANGE, replace(state, credit=state.credit - 1)
         factor = self.thresholds.scale_factor
-        if scale > factor * self.thresholds.known_scale:
-            factor = scale / self.thresholds.known_scale
+        known = max(self.thresholds.known_scale, state.clean_scale)
+        if scale > factor * known:
+            factor = scale / known
         elif state.hits > _SLOW_HITS and scale > self.thresholds.soft_floor:
             factor = factor**2
         value = min(max(scale / factor, self.limits.hard_floor), self.limits.cap)

@@ -21,10 +21,14 @@ from typing import Any, TypeVar, Union, cast
 
 from mindtune.policies.errors import PolicyError
 
-__all__ = ["STATE_SCHEMA", "from_json", "to_json"]
+__all__ = ["ADDED", "STATE_SCHEMA", "from_json", "to_json"]
 
 STATE_SCHEMA = 1
 """Version of the stored state; a stored state of another version is not read but re-armed."""
+
+ADDED = "added"
+"""Metadata of a field that states of this version were once stored without: there it takes its
+default."""
 
 _LARGEST = 2**53
 """Integers below it survive any JSON reader; counters and rows of bits are far below."""
@@ -134,8 +138,16 @@ def _read_dataclass(kind: type, document: Any, where: str) -> Any:
     _require(isinstance(document, dict), where, "an object", document)
     hints = _hints(kind)
     names = [entry.name for entry in fields(kind)]
-    _require(set(document) == set(names), where, f"an object with {', '.join(names)}", document)
-    value = kind(**{name: _read(hints[name], document[name], f"{where}.{name}") for name in names})
+    needed = {entry.name for entry in fields(kind) if not entry.metadata.get(ADDED)}
+    _require(
+        needed <= set(document) <= set(names),
+        where,
+        f"an object with {', '.join(names)}",
+        document,
+    )
+    value = kind(
+        **{name: _read(hints[name], entry, f"{where}.{name}") for name, entry in document.items()}
+    )
     contradiction = getattr(value, "contradiction", None)
     if contradiction is not None and (found := contradiction()) is not None:
         raise PolicyError(

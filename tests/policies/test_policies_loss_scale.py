@@ -8,8 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from mindtune.policies.decisions import Advise, RequestStop, SetLossScale
+from mindtune.policies.errors import PolicyError
+from mindtune.policies.loss_scale import LossScaleState
 from mindtune.policies.settings import PolicySettings
 from mindtune.policies.signals import Observation
+from mindtune.policies.state import from_json, to_json
 
 QUICK = {"loss_scale": PolicySettings(thresholds={"scale_window": 2})}
 
@@ -73,9 +76,36 @@ def test_above_a_known_scale_one_step_of_growth_is_halved_as_ever(start) -> None
         "loss_scale": PolicySettings(thresholds={"known_scale": 1024.0, "scale_window": 4})
     }
     run = start(settings=settings)
-    scales, _ = drive(run, 1024.0, lambda _, scale: scale > 4096.0, 40)
-    assert max(scales) == 8192.0
-    assert min(scales) >= 1024.0
+    drive(run, 1024.0, lambda _, scale: scale > 4096.0, 40)
+    moves = run.set_points(SetLossScale)
+    assert moves[:4] == [(4, 2048.0), (8, 4096.0), (12, 8192.0), (13, 4096.0)]
+    assert {value for _, value in moves[2:]} == {8192.0, 4096.0}
+
+
+@pytest.mark.parametrize("known", [1024.0, 1.0, None])
+@pytest.mark.parametrize("clean", [1, 500])
+def test_a_scale_that_ran_clean_outweighs_a_lower_known_one(start, known, clean) -> None:
+    thresholds = {} if known is None else {"known_scale": known}
+    run = start(settings={"loss_scale": PolicySettings(thresholds=thresholds)})
+    # After `clean` steps at 65536 two overflows in a row halve it, whatever the trials visited.
+    drive(run, 65536.0, lambda step, scale: step > clean and scale > 32768.0, clean + 20)
+    assert run.set_points(SetLossScale) == [(clean + 2, 32768.0)]
+
+
+def test_a_state_that_was_stored_without_the_clean_scale_is_read():
+    stored = to_json(LossScaleState(credit=1, clean=7, clean_scale=512.0))
+    assert from_json(LossScaleState, stored).clean_scale == 512.0
+    del stored["clean_scale"]
+    assert from_json(LossScaleState, stored) == LossScaleState(credit=1, clean=7)
+    del stored["clean"]
+    with pytest.raises(PolicyError, match="clean"):
+        from_json(LossScaleState, stored)
+
+
+def test_growth_right_after_a_window_is_halved_and_not_thrown_back_to_the_known_scale(start):
+    run = start(settings={"loss_scale": PolicySettings(thresholds={"known_scale": 1024.0})})
+    drive(run, 65536.0, lambda _, scale: scale > 65536.0, 1010)
+    assert run.set_points(SetLossScale) == [(1000, 131072.0), (1001, 65536.0)]
 
 
 @pytest.mark.parametrize("exponent", range(24, 4, -1))
