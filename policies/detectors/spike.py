@@ -44,6 +44,8 @@ _DISORDERLY_FACTOR = 4
 _MANY_ZEROS, _UPPER = 0.2, 0.95
 # Twice the threshold: correlated noise, which makes rows of outliers by itself, stays below.
 _GROSS = 2.0
+# Share of the threshold within which samples are those of the earlier runs.
+_FITS = 0.5
 _REMEMBERED = 4096
 
 
@@ -123,7 +125,9 @@ def judge_sample(
         thresholds: Sizes of the windows.
         score: Deviations that make a spike once the baseline is armed.
         prior: Median and MAD of earlier runs. Until the baseline is armed, the higher of the two
-            medians and the wider of the two scatters count, and `score` holds with them.
+            medians and the wider of the two scatters count, and `score` holds with them as long
+            as every sample lies within half of it of what those runs had: a run with another
+            batch, rate or clip scatters differently, and few samples do not tell how.
     """
     window = state.window
     size = len(window.values)
@@ -136,6 +140,7 @@ def judge_sample(
     if seen >= _REMEMBERED:
         seen, marks = seen >> 1, marks >> 1
     center, deviation = value, 0.0
+    as_before = False
     judged = size >= thresholds.early_after
     armed = size >= thresholds.arm_after
     if judged:
@@ -145,11 +150,16 @@ def judge_sample(
             center = max(center, prior[0])
             # Where the run's norms are higher, they scatter as much more.
             growth = center / prior[0] if prior[0] > 0 else 1.0
+            usual = max(MAD_TO_SIGMA * growth * prior[1], _RELATIVE_FLOOR * abs(center))
+            reach = _FITS * score * usual
+            as_before = (
+                center - reach <= window.ordered[0] and window.ordered[-1] <= center + reach
+            )
             deviation = max(deviation, growth * prior[1])
         if window.ordered[0] <= 0.0 and _many_zeros(window.ordered):
             deviation = (window.ordered[int(_UPPER * size)] - center) / MAD_TO_SIGMA
             judged = deviation > 0.0
-    limit = score if armed or prior is not None else max(score, thresholds.early_score)
+    limit = score if armed or as_before else max(score, thresholds.early_score)
     z = scale = 0.0
     if judged:
         scale = max(MAD_TO_SIGMA * deviation, _RELATIVE_FLOOR * abs(center), _ABSOLUTE_FLOOR)

@@ -133,8 +133,26 @@ def test_a_prior_stands_in_until_the_baseline_is_armed() -> None:
     # A run whose norms are higher or wider than those of the trials is judged by its own.
     high = [3.0, 4.0] * 5
     assert steps_with(run([*high, 5.0], prior=Prior()), FindingKind.GRAD_NORM_SPIKE) == []
+    # One that scatters wider than they did is not judged by their narrow one.
+    wide = [1.0, 2.0, 0.5, 1.2, 0.8, 2.4, 1.0, 0.6, 1.5, 0.9]
+    assert steps_with(run([*wide, 5.0]), FindingKind.GRAD_NORM_SPIKE) == []
+    assert steps_with(run([*wide, 5.0], prior=Prior()), FindingKind.GRAD_NORM_SPIKE) == []
     expired = Prior(expires_after_steps=10)
     assert steps_with(run(values, prior=expired), FindingKind.GRAD_NORM_SPIKE) == [11]
+
+
+@pytest.mark.parametrize("level", [0.2, 1.0, 5.0])
+@pytest.mark.parametrize("mad", [0.0, 0.02, 0.2])
+def test_a_prior_of_another_batch_or_rate_flags_no_more_than_none(level, mad) -> None:
+    """Healthy norms (log-normal, 60 %) and a prior that is too narrow, too high or too low."""
+    alone = judged = 0
+    for seed in range(20):
+        generator = random.Random(seed)
+        values = [level * math.exp(generator.gauss(0.0, 0.6)) for _ in range(32)]
+        kind = FindingKind.GRAD_NORM_SPIKE
+        alone += len(steps_with(run(values), kind))
+        judged += len(steps_with(run(values, prior=Prior(mad=mad)), kind))
+    assert judged <= alone
 
 
 @pytest.mark.parametrize("phase", ["compile", "eval", "save"])
