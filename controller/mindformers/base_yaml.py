@@ -6,7 +6,6 @@ Defaults and rules are those of MindFormers 1.8.0 (`tools/register/template.py`,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -181,13 +180,6 @@ class MindFormersYaml:
             "runner_config.gradient_accumulation_steps"
         )  # fmt: skip
         return Batch(size * self.interleave, self.count(key), self.degree("data_parallel"))
-
-    def callbacks(self) -> Iterator[dict[str, Any]]:
-        """Yield the entries of `callbacks`."""
-        entries = self.tree.get("callbacks")
-        yield from (
-            e for e in (entries if isinstance(entries, list) else []) if isinstance(e, dict)
-        )
 
 
 def is_mindformers(tree: dict[str, Any]) -> bool:

@@ -30,10 +30,13 @@ _ENTRY = {"type": _TYPE, "auto_register": f"mindtune_callback.{_TYPE}"}
 _SAVER = "CheckpointMonitor"
 _FLAG = "--register_path"
 _FOLDER = "register"
+_COMPILED = "__pycache__"
 _SEED = 1
 """MindFormers' default."""
 _OWN_OUTPUT = "./output"
 """MindFormers' default, below the working directory, which is the run's folder."""
+_FRESH = {"load_checkpoint": "", "resume_training": False}
+"""MindFormers' defaults of what a training goes on from."""
 _PATH_ENDINGS = ("_dir", "_path", "_file", "_files", "_file_path", "path_or_dir", "name_or_path")
 _PATH_KEYS = ("path", "load_checkpoint")
 _WRITTEN = ("output_dir", "tensorboard_dir", "dump_path")
@@ -62,7 +65,9 @@ def in_own_folder(
 
     Relative paths to read from become absolute, where there is something beside the user's own
     files; what is written lands in the program's folder. A trial writes everything into its own
-    folder, saves no checkpoints, and has a seed of its own.
+    folder, saves no checkpoints, has a seed of its own, and begins at step 0 from no checkpoint of
+    the user's: with `resume_training` MindFormers would go on at that one's step, epoch and loss
+    scale, and may have nothing left to train.
 
     Args:
         tree: content of the YAML; stays as it is.
@@ -74,6 +79,7 @@ def in_own_folder(
     if repeat is None:
         return changed
     changed["output_dir"] = _OWN_OUTPUT
+    changed |= {key: value for key, value in _FRESH.items() if changed.get(key)}
     own_seed = changed.get("seed")
     changed["seed"] = (own_seed if isinstance(own_seed, int) else _SEED) + repeat
     if changed.get("callbacks") is not None:
@@ -111,7 +117,9 @@ def register_folder(folder: Path, own: str | None = None) -> Path:
         raise ConfigError(f"{ENV_REGISTER_PATH} must name a folder, but there is no {own}.")
     together = folder / _FOLDER
     together.mkdir(parents=True, exist_ok=True)
-    _link(together, [*theirs.iterdir(), *ours.glob("mindtune_*.py")])
+    # Python writes its compiled files beside the links, not into the user's folder.
+    modules = [path for path in theirs.iterdir() if path.name != _COMPILED]
+    _link(together, [*modules, *ours.glob("mindtune_*.py")])
     return together
 
 

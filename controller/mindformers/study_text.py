@@ -49,7 +49,7 @@ def study_text(
     notes = [*_notes(base), *notes, *keys.notes]
     lines = [
         *_head(path, notes),
-        *_trial(base, path, out, devices),
+        *_trial(path, out, devices),
         *_model(model),
         *_cluster(base, devices),
         *_training(base, devices, notes),
@@ -106,7 +106,22 @@ def _notes(base: MindFormersYaml) -> list[str]:
             "(train_dataset, optimizer, lr_schedule, runner_wrapper)."
         )
     notes += _sinks(base)
+    notes += _starts(base)
     return notes
+
+
+def _starts(base: MindFormersYaml) -> Iterator[str]:
+    if base.tree.get("load_checkpoint"):
+        yield (
+            "load_checkpoint is left out in trials, which begin from fresh weights; name a "
+            "checkpoint in trial.load_checkpoint to have all of them begin from it. The "
+            "production run loads it as before."
+        )
+    if base.tree.get("resume_training"):
+        yield (
+            "resume_training is off in trials: each begins at step 0. The production run resumes "
+            "as before."
+        )
 
 
 def _sinks(base: MindFormersYaml) -> Iterator[str]:
@@ -146,7 +161,7 @@ def _head(path: Path, notes: list[str]) -> Iterator[str]:
     yield ""
 
 
-def _trial(base: MindFormersYaml, path: Path, out: Path, devices: int) -> Iterator[str]:
+def _trial(path: Path, out: Path, devices: int) -> Iterator[str]:
     own = (out.parent / _START).is_file()
     command = ["python", _START, "--config", "{config}"] if own else [
         "python", "-m", "mindtune.controller.mindformers.train", "--config", "{config}"
@@ -161,7 +176,7 @@ def _trial(base: MindFormersYaml, path: Path, out: Path, devices: int) -> Iterat
     else:
         yield "  launcher: none"
     yield "  callback: mindformers   # ours joins `callbacks` in the YAML of each trial; null: the"
-    yield "                          # log is read, each trial trains on to its end"
+    yield "                          # log is read, and a trial ended once it holds its steps"
     yield f"  base_config: {_flow(here)}"
     yield "  warmup_steps: 5         # not measured"
     yield "  measure_steps: 20       # measured after the warm-up; then the trial ends"
@@ -170,7 +185,6 @@ def _trial(base: MindFormersYaml, path: Path, out: Path, devices: int) -> Iterat
     yield "  startup_deadline: 30min # until the first step is done, compilation included"
     yield "  deadline: 30min         # after that, until the trial has ended"
     yield ""
-    del base
 
 
 def _model(model: Mapping[str, Any] | None) -> Iterator[str]:

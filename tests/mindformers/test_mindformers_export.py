@@ -1,20 +1,26 @@
 """From a MindFormers study to a MindFormers YAML, and to the run that takes it."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from mindtune.controller.cli.app import main
+from mindtune.controller.config_tree import dotted_keys, get_key
+from mindtune.controller.contract import TrialPlan
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.live.settings import LiveConfig
 from mindtune.controller.mindformers.plug_in import (
     check_command,
     in_own_folder,
     register_folder,
     with_callback,
 )
-from mindtune.controller.trials.config_tree import dotted_keys, get_key
+from mindtune.controller.mindformers.tuned_yaml import _RUN_SETTINGS
 from mindtune.controller.trials.study_setup import load_study
 
 HERE = Path(__file__).parent
@@ -144,6 +150,29 @@ def test_a_block_of_the_user_keeps_what_the_study_does_not_say(project):
     assert block["knobs"]["recompute"] == "full"
 
 
+def test_an_earlier_export_gives_its_run_settings_and_nothing_that_its_study_found(project):
+    tree = yaml.safe_load((project / "base.yaml").read_text())
+    earlier = {
+        "schema": 1, "command": ["python", "old.py"], "launcher": "msrun", "devices_per_node": 4,
+        "learned": {"step_time_s": 9.0, "loss_scale_max": 1.0}, "knobs": {"recompute": "none"},
+        "policies": {"clipping": {"enabled": False}}, "provenance": {"study": "another", "trial": 1},
+        "alerts": {"urls": ["env:ALERTS"]}, "watchdog": {"enabled": False}, "out_dir": "runs/mine",
+        "model_signals": {"every": 50}, "rewind": {"enabled": False}, "mode": "act",
+    }  # fmt: skip
+    (project / "earlier.yaml").write_text(yaml.safe_dump({**tree, "mindtune": earlier}))
+    out = project / "again.yaml"
+    assert main(["export", str(project / "study"), "--mindformers", str(project / "earlier.yaml"),
+                 "--out", str(out)]) == 0  # fmt: skip
+    block = yaml.safe_load(out.read_text())["mindtune"]
+    for key in ("alerts", "watchdog", "out_dir", "model_signals", "rewind", "mode"):
+        assert block[key] == earlier[key]
+    assert block.get("policies", {}) == {}
+    assert block["provenance"]["study"] == "base"
+    assert block["learned"].get("loss_scale_max") is None
+    assert block.get("devices_per_node") is None
+    assert set(LiveConfig.model_fields) - {"policies", "learned"} == set(_RUN_SETTINGS)
+
+
 def test_export_refuses_a_yaml_that_trains_another_batch_or_lacks_a_key(project, capsys):
     out = project / "refused.yaml"
     tree = yaml.safe_load((project / "base.yaml").read_text())
@@ -188,6 +217,44 @@ def test_a_callback_that_is_there_is_not_added_again(tmp_path):
     assert with_callback({})["callbacks"][0]["type"] == "TuneCallback"
     with pytest.raises(ConfigError, match="must be a list of entries"):
         with_callback({"callbacks": "MFLossMonitor"})
+
+
+@pytest.mark.parametrize("resume", [True, "1-100.ckpt"])
+def test_a_trial_begins_at_step_0_and_a_run_where_the_user_wants_it(tmp_path, resume):
+    tree = {"load_checkpoint": "/jobs/ckpt", "resume_training": resume, "seed": 3}
+    trial = in_own_folder(tree, folders=[tmp_path], repeat=0)
+    assert (trial["load_checkpoint"], trial["resume_training"]) == ("", False)
+    assert in_own_folder(tree, folders=[tmp_path]) == tree
+    assert "load_checkpoint" not in in_own_folder({"seed": 3}, folders=[tmp_path], repeat=0)
+
+
+def test_a_trial_loads_the_checkpoint_that_the_study_names(project):
+    study = yaml.safe_load((project / "study.yaml").read_text())
+    tree = yaml.safe_load((project / "base.yaml").read_text())
+    tree |= {"load_checkpoint": str(project / "data"), "resume_training": True}
+    (project / "resumed.yaml").write_text(yaml.safe_dump(tree))
+    study["trial"]["base_config"] = "resumed.yaml"
+    for named, loaded in ((None, ""), ("modules", str(project / "modules"))):
+        study["trial"]["load_checkpoint"] = named
+        (project / "resumed_study.yaml").write_text(yaml.safe_dump(study))
+        setup = load_study(project / "resumed_study.yaml")
+        folder = project / "resumed"
+        folder.mkdir(exist_ok=True)
+        plan = TrialPlan(number=0, warmup_steps=1, measure_steps=1, deadline_s=1.0)
+        written = setup.config.write(folder, setup.knobs(setup.base), plan)
+        trial = yaml.safe_load(written.read_text())
+        assert (trial["load_checkpoint"], trial["resume_training"]) == (loaded, False)
+
+
+def test_compiled_modules_land_beside_the_links_and_not_with_the_user(tmp_path):
+    own = tmp_path / "own"
+    (own / "__pycache__").mkdir(parents=True)
+    (own / "mine.py").write_text("")
+    together = register_folder(tmp_path / "trial", str(own))
+    subprocess.run([sys.executable, "-c", "import mine, mindtune_callback"], check=False,
+                   env={"PATH": os.environ["PATH"], "PYTHONPATH": str(together)})  # fmt: skip
+    assert list((own / "__pycache__").iterdir()) == []
+    assert list((together / "__pycache__").glob("mine.*.pyc"))
 
 
 def test_the_folder_to_register_from_is_ours_alone_where_the_user_has_none(tmp_path):

@@ -12,7 +12,7 @@ from mindtune.controller.cli.app import main
 from mindtune.controller.contract import StudyFile, read_document
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.mindformers.base_yaml import MindFormersYaml
-from mindtune.controller.mindformers.new_study import write_study
+from mindtune.controller.trials.new_study import write_study
 from mindtune.controller.trials.study_setup import load_study
 from mindtune.search.constraints import explain
 
@@ -199,6 +199,14 @@ def test_what_is_unusual_is_named_and_left_alone(init):
         assert note in told, (changes, told)
         assert knob not in setup.space.choices, changes
     assert setup.study.constraints.min_micro_batches_per_stage == 2
+
+
+def test_what_trials_leave_out_of_the_yaml_is_named(init):
+    _, _, told = init(content())
+    assert "in trials" not in told
+    _, _, told = init(content(load_checkpoint="ckpt", resume_training=True))
+    assert "load_checkpoint is left out in trials" in told
+    assert "resume_training is off in trials" in told
 
 
 def test_context_parallelism_stays_within_what_its_algorithm_allows(init):
