@@ -6,6 +6,7 @@ parallelism: expert_parallel never multiplies the number of devices.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 from mindtune.search.facts import StudyFacts
@@ -95,13 +96,8 @@ def micro_batch_size(config: Config) -> int:
 
 
 def num_ranks(config: Config) -> int:
-    """Return the devices that the config uses."""
-    return (
-        data_parallel(config)
-        * model_parallel(config)
-        * pipeline_stage(config)
-        * context_parallel(config)
-    )
+    """Return the devices that the config uses; a degree that it does not name is 1."""
+    return math.prod(int(config.get(name, 1)) for name in DEGREES)
 
 
 def replicas(config: Config) -> int:

@@ -48,7 +48,7 @@ def init(
 
 
 def _of_mindformers(base: Path, out: Path, devices: int | None) -> int:
-    from mindtune.controller.mindformers.new_study import write_study
+    from mindtune.controller.trials.new_study import write_study
 
     notes = write_study(base, out, num_devices=devices)
     console = console_out()

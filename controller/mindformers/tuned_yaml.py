@@ -7,17 +7,19 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from mindtune.controller.config_tree import set_key
 from mindtune.controller.contract import MINDFORMERS_KEY, BestConfig, KnobOverride
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.mindformers.base_yaml import MindFormersYaml
-from mindtune.controller.trials.config_tree import set_key
 from mindtune.search.layout import num_ranks
 
 __all__ = ["may_add", "tuned_header", "tuned_yaml"]
 
-_DEFAULTS = {
-    "data_parallel": 1, "model_parallel": 1, "pipeline_stage": 1, "context_parallel": 1,
-}  # fmt: skip
+_RUN_SETTINGS = ("alerts", "faults", "max_num_microbatches", "mode", "model_signals", "out_dir",
+                 "rewind", "watchdog")  # fmt: skip
+"""Keys of the block that say how to run, not what a study has found."""
+_EXPORTED = "provenance"
+"""Every exported block has it: then its policies are those of the study that it came from."""
 
 
 def may_add(entry: str | KnobOverride) -> bool:
@@ -44,7 +46,7 @@ def tuned_yaml(
     own = tree.pop(MINDFORMERS_KEY, None)
     for key, value in best.overrides.items():
         set_key(tree, key, value, source=base.source, create=key in added)
-    ranks = num_ranks({**_DEFAULTS, **best.knobs})
+    ranks = num_ranks(best.knobs)
     batch = MindFormersYaml.of(tree, source=base.source).batch(ranks).global_batch_size
     if batch != global_batch_size:
         raise ConfigError(
@@ -54,8 +56,10 @@ def tuned_yaml(
         )
     block = best.to_plain()
     if isinstance(own, dict):
-        # What the user asks of the run, such as alerts, stays where the study does not say.
-        block |= {key: value for key, value in own.items() if not block.get(key)}
+        # What the user asks of the run, such as alerts, stays where the study does not say. What
+        # another study has found does not: its `learned` is of another config.
+        kept = _RUN_SETTINGS if own.get(_EXPORTED) else (*_RUN_SETTINGS, "policies")
+        block |= {key: own[key] for key in kept if key in own and not block.get(key)}
     return {**tree, MINDFORMERS_KEY: block}
 
 

@@ -25,9 +25,9 @@ from mindtune.controller.trials.outcome import TrialOutcome, record_outcome
 from mindtune.controller.trials.process_tree import end_processes, marked
 from mindtune.controller.trials.study_folder import StudyFolder
 from mindtune.controller.trials.study_setup import StudySetup
-from mindtune.controller.trials.trial_config import num_ranks
 from mindtune.search.halving import Bar
 from mindtune.search.knobs import Config, KnobValue
+from mindtune.search.layout import num_ranks
 from mindtune.search.scoring import MeasuredTrial
 
 __all__ = ["Launch", "Measurer"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindtune.controller.alerts.run_alerts import check_alerts, open_alerts
+from mindtune.controller.config_tree import dotted_keys, set_key
 from mindtune.controller.contract import (
     ENV_CONFIG,
     ENV_FAULTS,
@@ -38,7 +39,6 @@ from mindtune.controller.mindformers.plug_in import (
 )
 from mindtune.controller.records import read_signals
 from mindtune.controller.trials.commands import resolve_command
-from mindtune.controller.trials.config_tree import dotted_keys, set_key
 from mindtune.controller.trials.failure_text import last_exception, read_tail
 from mindtune.controller.trials.launcher import LaunchReport, launch
 from mindtune.controller.trials.preflight import (
@@ -48,8 +48,9 @@ from mindtune.controller.trials.preflight import (
     check_ranks,
 )
 from mindtune.controller.trials.run_folder import claim, own_result
-from mindtune.controller.trials.trial_config import knob_environment, num_ranks
+from mindtune.controller.trials.trial_config import knob_environment
 from mindtune.search.knobs import canonical_or_derived
+from mindtune.search.layout import num_ranks
 
 __all__ = ["EXIT_DONE", "EXIT_FAILED", "EXIT_STOPPED", "RunPlan", "read_best_config",
            "run_best_config"]  # fmt: skip

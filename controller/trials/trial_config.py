@@ -8,13 +8,13 @@ through the environment.
 from __future__ import annotations
 
 import copy
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mindtune.controller.config_tree import get_key, set_key
 from mindtune.controller.contract import (
     ENV_CHECKPOINT,
     KnobOverride,
@@ -36,7 +36,6 @@ from mindtune.controller.mindformers.plug_in import (
     register_folder,
     with_callback,
 )
-from mindtune.controller.trials.config_tree import get_key, set_key
 from mindtune.controller.trials.spelling import Spelling
 from mindtune.search.errors import SearchError
 from mindtune.search.knobs import (
@@ -46,14 +45,8 @@ from mindtune.search.knobs import (
     KnobValue,
     knob_text,
 )
-from mindtune.search.layout import DEGREES
 
-__all__ = ["TrialConfig", "knob_environment", "num_ranks"]
-
-
-def num_ranks(knobs: Mapping[str, KnobValue]) -> int:
-    """Return how many ranks a config runs on; a degree that it does not name is 1."""
-    return math.prod(int(knobs.get(name, 1)) for name in DEGREES)
+__all__ = ["TrialConfig", "knob_environment"]
 
 
 def knob_environment(knobs: Mapping[str, KnobValue]) -> dict[str, str]:

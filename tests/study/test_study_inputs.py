@@ -7,18 +7,18 @@ import pytest
 import sqlalchemy.exc
 import yaml
 
+from mindtune.controller.config_tree import get_key, set_key
 from mindtune.controller.contract import KnobsFile, TrialPlan, read_document, write_json
 from mindtune.controller.errors import ConfigError
-from mindtune.controller.trials.config_tree import get_key, set_key
 from mindtune.controller.trials.identity import study_identity
 from mindtune.controller.trials.peak import PeakFile, needs_measuring, resolve_peak
 from mindtune.controller.trials.storage import open_storage, storage_address, storage_errors
 from mindtune.controller.trials.study_folder import StudyFolder, relocated, relocated_command
 from mindtune.controller.trials.study_runner import run_study
 from mindtune.controller.trials.study_setup import load_study, read_candidates
-from mindtune.controller.trials.trial_config import num_ranks
 from mindtune.policies.errors import PolicyError
 from mindtune.search.constraints import check
+from mindtune.search.layout import num_ranks
 
 PLAN = TrialPlan(number=3, warmup_steps=2, measure_steps=8, deadline_s=20.0)
 
