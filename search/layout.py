@@ -7,10 +7,11 @@ parallelism: expert_parallel never multiplies the number of devices.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 
 from mindtune.search.facts import StudyFacts
-from mindtune.search.knobs import Config
+from mindtune.search.knobs import Config, KnobValue
 from mindtune.search.stage_list import StageList, column_sums, parse_stage_list
 
 __all__ = [
@@ -95,7 +96,7 @@ def micro_batch_size(config: Config) -> int:
     return int(config["micro_batch_size"])
 
 
-def num_ranks(config: Config) -> int:
+def num_ranks(config: Mapping[str, KnobValue]) -> int:
     """Return the devices that the config uses; a degree that it does not name is 1."""
     return math.prod(int(config.get(name, 1)) for name in DEGREES)
 

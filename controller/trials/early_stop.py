@@ -48,6 +48,11 @@ class ProgressReader:
         self._size = -1
         self._progress = Progress(steps=0, step_time_s=(), is_bad=())
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the trial writes this table."""
+        return self._path.exists()
+
     def read(self) -> Progress:
         """Return the progress so far; rows that cannot be read end it."""
         try:

@@ -27,13 +27,14 @@ from mindtune.controller.trials.process_tree import end_processes, marked
 from mindtune.controller.trials.protocol import SupervisorReport, SupervisorSpec
 from mindtune.controller.trials.slurm import cancel_job, srun_command
 
-__all__ = ["LaunchReport", "launch"]
+__all__ = ["LaunchReport", "launch", "launch_logs", "starts_ranks"]
 
 _POLL_S = 0.25
 _SUPERVISOR_GRACE_S = 2.0
 _LONGEST_MEETING_S = 1800.0
 """Longest time for the ranks to find together, where the launch itself has no limit."""
-_RANK_LEFTOVERS = ("ranks", "ranks.attempt1")
+_RANK_DIR = "ranks"
+_RANK_LEFTOVERS = (_RANK_DIR, "ranks.attempt1")
 _LEFTOVERS = ("result*.json", "trial.json", "signals.csv", "decisions.jsonl",
               "model_signals.jsonl", "stdout.log", "stderr.log", *_RANK_LEFTOVERS)  # fmt: skip
 """A production run that goes on keeps its records."""
@@ -111,8 +112,8 @@ def launch(
     trial_dir.mkdir(parents=True, exist_ok=True)
     _clear(trial_dir, _LEFTOVERS if in_trial else _RANK_LEFTOVERS)
     with_slurm = launcher == "slurm"
-    with_ranks = with_slurm or (launcher == "msrun" and num_ranks > 1)
-    rank_dir = trial_dir / "ranks"
+    with_ranks = starts_ranks(launcher, num_ranks)
+    rank_dir = trial_dir / _RANK_DIR
     mark = f"{ENV_MARK}={uuid.uuid4().hex}"
     spec = SupervisorSpec(
         command=list(command),
@@ -206,20 +207,35 @@ def _report(
     spec: SupervisorSpec, supervised: SupervisorReport, reason: str | None, *, attempts: int
 ) -> LaunchReport:
     trial_dir = Path(spec.trial_dir)
-    logs: dict[str, tuple[Path, ...]] = {}
-    if spec.rank_dir is not None:
-        rank_dir = Path(spec.rank_dir)
-        logs = {f"rank{n}": (rank_dir / f"worker_{n}.log",) for n in range(spec.num_ranks)}
-        logs["scheduler"] = (rank_dir / "scheduler.log",)
-    logs["command"] = (trial_dir / "stderr.log", trial_dir / "stdout.log")
+    ranks = 0 if spec.rank_dir is None else spec.num_ranks
     return LaunchReport(
         trial_dir=trial_dir,
         num_ranks=spec.num_ranks,
         supervised=supervised,
-        logs=logs,
+        logs=launch_logs(trial_dir, ranks),
         stop_reason=reason,
         attempts=attempts,
     )
+
+
+def launch_logs(trial_dir: Path, ranks: int) -> dict[str, tuple[Path, ...]]:
+    """Return name of a process -> its logs, most telling first.
+
+    Args:
+        trial_dir: folder of the trial.
+        ranks: those that the launcher starts; 0: it starts the plain command.
+    """
+    logs: dict[str, tuple[Path, ...]] = {}
+    if ranks:
+        rank_dir = trial_dir / _RANK_DIR
+        logs = {f"rank{n}": (rank_dir / f"worker_{n}.log",) for n in range(ranks)}
+        logs["scheduler"] = (rank_dir / "scheduler.log",)
+    return {**logs, "command": (trial_dir / "stderr.log", trial_dir / "stdout.log")}
+
+
+def starts_ranks(launcher: Literal["none", "msrun", "slurm"], num_ranks: int) -> bool:
+    """Tell whether the launcher starts ranks, each with a log of its own."""
+    return launcher == "slurm" or (launcher == "msrun" and num_ranks > 1)
 
 
 def _run_supervisor(

@@ -19,7 +19,8 @@ from mindtune.controller.contract import (
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.early_stop import ProgressReader, possible_trial, stop_reason
 from mindtune.controller.trials.identity import Identity, measurement_hash
-from mindtune.controller.trials.launcher import launch
+from mindtune.controller.trials.launcher import launch, launch_logs, starts_ranks
+from mindtune.controller.trials.log_result import LogWatch, telling_logs
 from mindtune.controller.trials.measured import measured_trial
 from mindtune.controller.trials.outcome import TrialOutcome, record_outcome
 from mindtune.controller.trials.process_tree import end_processes, marked
@@ -156,7 +157,14 @@ class Measurer:
             ranks_per_node=self.setup.study.cluster.devices_per_node,
             env={**self.slot, **self.setup.config.environment(knobs, folder=folder)},
             hidden=self.hidden,
-            should_stop=_watch(folder, plan, bar, on_progress, queue),
+            should_stop=_watch(
+                folder,
+                plan,
+                bar,
+                on_progress,
+                queue=queue,
+                log_watch=self._log_watch(folder, knobs, plan),
+            ),
             interrupt=None if queue is None else queue.is_given_up,
         )
         if queue is not None and queue.is_given_up.is_set():
@@ -166,6 +174,20 @@ class Measurer:
             report, knobs=knobs, config_hash=measurement_hash(self.identity, knobs, plan)
         )
         return _launch(plan, folder, outcome)
+
+    def _log_watch(
+        self, folder: Path, knobs: Mapping[str, KnobValue], plan: TrialPlan
+    ) -> LogWatch | None:
+        """Return the watch over a program that is known to end only with its own training.
+
+        Another one may still write a result.json after its last step.
+        """
+        study = self.setup.study
+        if study.trial.callback is not None or study.constraints.framework != "mindformers":
+            return None
+        ranks = num_ranks(knobs)
+        started = ranks if starts_ranks(study.trial.launcher, ranks) else 0
+        return LogWatch(telling_logs(launch_logs(folder, started), knobs), plan)
 
 
 class _Queue:
@@ -231,7 +253,9 @@ def _watch(
     plan: TrialPlan,
     bar: Bar | None,
     on_progress: Callable[[int, float], None] | None,
+    *,
     queue: _Queue | None,
+    log_watch: LogWatch | None,
 ) -> Callable[[], str | None]:
     """Return what the launcher asks while the trial runs."""
     reader = ProgressReader(folder / "signals.csv", warmup_steps=plan.warmup_steps)
@@ -246,6 +270,8 @@ def _watch(
         if on_progress is not None and now - told_at >= _TELL_EVERY_S:
             told_at = now
             on_progress(progress.steps, now - started)
+        if log_watch is not None and not reader.has_begun and log_watch.is_complete():
+            return "its log holds the planned steps"
         if bar is None:
             return None
         return stop_reason(progress, bar, measure_steps=plan.measure_steps)

@@ -1,8 +1,9 @@
 """Give a finished launch its typed outcome.
 
-Order of precedence: what the launcher did (deadline, stop, interruption), then the outcome that a
-rank wrote itself, then exit codes, then the exception in a log. A trial that wrote "ok" and then
-failed is a crash whose measurements are kept.
+Order of precedence: what the launcher did (deadline, stop, interruption), unless it ended a
+program whose log holds all planned steps, then the outcome that a rank wrote itself, then exit
+codes, then the exception in a log. A trial that wrote "ok" and then failed is a crash whose
+measurements are kept.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from mindtune.controller.contract import (
     KnobsFile,
     Outcome,
+    TrialPlan,
     TrialRecord,
     TrialResult,
     read_document,
@@ -25,7 +27,12 @@ from mindtune.controller.contract import (
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.failure_text import is_out_of_memory, last_exception, read_tail
 from mindtune.controller.trials.launcher import LaunchReport
-from mindtune.controller.trials.log_result import LARGEST_LOG, result_from_logs
+from mindtune.controller.trials.log_result import (
+    LARGEST_LOG,
+    complete_result,
+    result_from_logs,
+    telling_logs,
+)
 from mindtune.controller.trials.memory_log import worst_pool_peak
 from mindtune.controller.units import format_size
 from mindtune.search.errors import SearchError
@@ -37,6 +44,12 @@ _RSS = "rss"
 _SLURM_OOM = re.compile(r"slurmstepd(?:-\S+)?: error: Detected \d+ oom[_-]kill event")
 _SLURM_ERROR = re.compile(r"^srun: error: .*", re.MULTILINE)
 _SLURM_LIMIT = "DUE TO TIME LIMIT"
+_OUR_ENDS: Mapping[str, str] = {
+    "stop": "ended",
+    "deadline": "ended at its deadline",
+    "startup_deadline": "ended at its deadline",
+}
+"""How we end a program that may have logged enough -> in words."""
 _NEAR_LIMIT = 0.8
 """Share of the machine's memory from which on an unexplained SIGKILL is taken for the kernel's."""
 
@@ -65,7 +78,11 @@ def judge(report: LaunchReport, *, knobs: Mapping[str, KnobValue]) -> TrialOutco
         knobs: the config that was asked for, compared with `effective` of the result.
     """
     result, unreadable = _read_result(report.trial_dir / "result.json")
-    finding = _launcher_finding(report)
+    finding = None
+    if result is None and not unreadable:
+        result, finding = _ended_with_enough(report, knobs)
+    if finding is None:
+        finding = _launcher_finding(report)
     if finding is None:
         finding = _worker_finding(report, result)
     if finding is None and unreadable:
@@ -139,16 +156,44 @@ def _read_result(path: Path) -> tuple[TrialResult | None, str]:
 
 def _logged_result(report: LaunchReport, knobs: Mapping[str, KnobValue]) -> TrialResult | None:
     """Return what the logs of a program without our callback tell."""
-    path = report.trial_dir / KnobsFile.FILE
     try:
-        plan = read_document(KnobsFile, path).trial if path.is_file() else None
+        plan = _plan(report)
     except ConfigError:
         # Spoilt by the program: nobody knows which steps are warm-up.
         return None
-    logs = [log for name, paths in report.logs.items() if name != "scheduler" for log in paths]
-    if knobs.get("pipeline_stage", 1) != 1:
-        logs.reverse()  # of a pipeline the last stage alone has the loss
+    logs = telling_logs(report.logs, knobs)
     return result_from_logs(logs, warmup_steps=0 if plan is None else plan.warmup_steps)
+
+
+def _plan(report: LaunchReport) -> TrialPlan | None:
+    path = report.trial_dir / KnobsFile.FILE
+    return read_document(KnobsFile, path).trial if path.is_file() else None
+
+
+def _ended_with_enough(
+    report: LaunchReport, knobs: Mapping[str, KnobValue]
+) -> tuple[TrialResult | None, _Finding | None]:
+    """Return what a program without our callback had logged when it was ended, if it was enough.
+
+    It does not know when its steps are done, so that a stop or a deadline is its ordinary end. A
+    rank that failed while the others waited is none.
+    """
+    how = _OUR_ENDS.get(report.supervised.ended_by)
+    if how is None or (report.trial_dir / "signals.csv").exists():
+        return None, None
+    try:
+        plan = _plan(report)
+    except ConfigError:
+        plan = None
+    if plan is None:
+        return None, None
+    result = complete_result(telling_logs(report.logs, knobs), plan)
+    if result is None or list(report.trial_dir.glob("result.rank*.json")):
+        return None, None
+    if report.supervised.ended_by != "stop" and _logged_exception(report, list(report.logs)):
+        return None, None
+    message = f"{result.message}; {how} with its planned steps done"
+    return result.model_copy(update={"message": message}), _Finding(outcome="ok", message=message)
 
 
 def _launcher_finding(report: LaunchReport) -> _Finding | None:

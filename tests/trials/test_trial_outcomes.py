@@ -9,10 +9,18 @@ import time
 
 import pytest
 
-from mindtune.controller.contract import TrialRecord, TrialResult, read_document
+from mindtune.controller.contract import (
+    KnobsFile,
+    TrialPlan,
+    TrialRecord,
+    TrialResult,
+    read_document,
+    write_yaml,
+)
 from mindtune.controller.trials import log_result
-from mindtune.controller.trials.launcher import launch
+from mindtune.controller.trials.launcher import launch, launch_logs
 from mindtune.controller.trials.learned import learn
+from mindtune.controller.trials.log_result import LogWatch, telling_logs
 from mindtune.controller.trials.outcome import differing_knobs, judge, record_outcome
 
 OK = """
@@ -46,6 +54,67 @@ def test_a_program_without_our_callback_is_measured_by_its_log(program):
     assert "read from stdout.log (mindformers, 3 lines)" in outcome.record.message
     # It is kept as a result, for who comes later.
     assert read_document(TrialResult, program.trial_dir / "result.json") == outcome.result
+
+
+ENDLESS = """
+import sys, time
+for step in range(1, 1000):
+    print("2025-03-04 12:10:{:02d},123 - mindformers./output/log[mindformers/core/callback/"
+          "callback.py:564] - INFO - {{ Epoch:[  1/  1], step:[{:5d}/ 1000], loss:[{:.3f}/{:.3f}], "
+          "per_step_time: {}ms, lr: 0.1, overflow cond: False, loss_scale: 65536.0".format(
+          step % 60, step, 9 - step / 100, 9 - step / 100, 100 + step), flush=True)
+    time.sleep(PAUSE)
+"""
+PLAN = TrialPlan(number=1, warmup_steps=2, measure_steps=5, deadline_s=9.0)
+
+
+def test_a_program_that_trains_on_is_ended_when_its_log_holds_the_steps(program):
+    write_yaml(program.trial_dir / "knobs.yaml", KnobsFile(knobs={}, trial=PLAN))
+    watch = LogWatch(telling_logs(launch_logs(program.trial_dir, 0), {}), PLAN)
+    outcome = program.run(
+        ENDLESS.replace("PAUSE", "0.05"),
+        should_stop=lambda: "enough" if watch.is_complete() else None,
+    )
+    assert outcome.record.outcome == "ok"
+    assert outcome.record.wall_s < 15
+    assert outcome.result.step_time_s == pytest.approx([0.103, 0.104, 0.105, 0.106, 0.107])
+    assert outcome.result.loss == pytest.approx([8.97, 8.96, 8.95, 8.94, 8.93])
+    assert "ended with its planned steps done" in outcome.record.message
+    assert read_document(TrialResult, program.trial_dir / "result.json") == outcome.result
+
+
+@pytest.mark.parametrize(
+    ("pause", "before", "outcome"),
+    [
+        ("0.01", "", "ok"),
+        ("0.6", "", "timeout"),  # too few steps
+        ("0.01", "print('Traceback (most recent call last):\\n  x\\nOSError: gone')", "timeout"),
+        ("0.01", "open('signals.csv', 'w').write('step\\n1\\n')", "timeout"),
+    ],
+)
+def test_a_deadline_takes_the_steps_that_were_logged_before_it(program, pause, before, outcome):
+    write_yaml(program.trial_dir / "knobs.yaml", KnobsFile(knobs={}, trial=PLAN))
+    source = f"{before}\n{ENDLESS.replace('PAUSE', pause)}"
+    found = program.run(source, startup_deadline_s=2.0, deadline_s=2.0)
+    assert found.record.outcome == outcome, found.record.message
+    if outcome == "ok":
+        assert len(found.result.step_time_s) == 5
+        assert "ended at its deadline with its planned steps done" in found.record.message
+    else:
+        assert found.result is None
+
+
+def test_a_log_is_not_read_more_often_than_it_grows_or_than_it_costs(tmp_path):
+    now, log = [0.0], tmp_path / "log"
+    watch = LogWatch([log], PLAN, clock=lambda: now[0])
+    assert not watch.is_complete()
+    log.write_text("".join(f"step: {step}, loss: 2.0, step time: 0.5 s\n" for step in range(1, 7)))
+    assert not watch.is_complete()
+    with log.open("a") as file:
+        file.write("step: 7, loss: 2.0, step time: 0.5 s\n")
+    assert not watch.is_complete(), "it was read just now"
+    now[0] += 3.0
+    assert watch.is_complete()
 
 
 def test_of_a_pipeline_the_last_stage_is_read(tmp_path):
