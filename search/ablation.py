@@ -3,13 +3,14 @@
 Some knobs can only change together: with four devices, two tensor-parallel ranks more are two
 data-parallel ranks fewer. Such knobs make one step. Among all orders the one with the most steps
 is taken, then the one that needs the fewest new trials, then the usual order of work: memory,
-parallelism, communication, data.
+parallelism, communication, data. Where more knobs have changed than all orders can be looked at
+for, the stages of that order come one after the other, and the best order is sought in each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import combinations
+from collections.abc import Callable, Iterator
+from itertools import combinations, groupby
 
 from mindtune.search.knobs import Config
 from mindtune.search.stages import STAGES
@@ -17,7 +18,7 @@ from mindtune.search.stages import STAGES
 __all__ = ["way"]
 
 _MAX_KNOBS = 10
-"""Beyond it, the subsets are too many to look at, and the whole change is one step."""
+"""Beyond it, the subsets are too many to look at all at once."""
 
 
 def way(
@@ -37,7 +38,7 @@ def way(
     """
     changed = sorted((name for name in winner if winner[name] != base[name]), key=_place)
     if len(changed) > _MAX_KNOBS:
-        return (base, winner)
+        return _by_stage(base, winner, changed, is_measured=is_measured, may_run=may_run)
     everything = frozenset(changed)
 
     def config(subset: frozenset[str]) -> Config:
@@ -65,6 +66,36 @@ def way(
             )
             best[subset] = max(reached, key=lambda entry: entry[0])
     return tuple(config(subset) for subset in best[everything][1]) if changed else (base,)
+
+
+def _by_stage(
+    base: Config,
+    winner: Config,
+    changed: list[str],
+    *,
+    is_measured: Callable[[Config], bool],
+    may_run: Callable[[Config], bool] | None,
+) -> tuple[Config, ...]:
+    """Return the way stage by stage; stages between which nothing can run are taken together."""
+    path, names = (base,), list[str]()
+    for group in _groups(changed):
+        names += group
+        reached = path[-1] | {name: winner[name] for name in names}
+        allowed = is_measured(reached) or (may_run is not None and may_run(reached))
+        if reached != winner and not allowed:
+            continue
+        part = (path[-1], reached)
+        if len(names) <= _MAX_KNOBS:
+            part = way(path[-1], reached, is_measured=is_measured, may_run=may_run)
+        path, names = (*path, *part[1:]), []
+    return path
+
+
+def _groups(changed: list[str]) -> Iterator[list[str]]:
+    """Yield the changed knobs of each stage, in the order of work."""
+    for _, names in groupby(changed, key=lambda name: _place(name)[0]):
+        stage = list(names)
+        yield from (stage[i : i + _MAX_KNOBS] for i in range(0, len(stage), _MAX_KNOBS))
 
 
 def _order(changed: list[str], names: frozenset[str]) -> tuple[int, ...]:

@@ -1,7 +1,10 @@
 """Whether a config learns as well as the baseline, at equal samples.
 
 The baseline runs from several seeds; their losses at equal samples span a band, and a leader
-whose mean loss over its own seeds lies above the band converges worse. Lower loss is better, by
+whose mean loss over its own seeds lies above the band converges worse. Where both ran from the
+same seeds, three or all of the baseline's, the differences seed by seed are judged instead: what a
+seed does to both of them, by its weights and its order of samples, cancels out. From fewer than
+three seeds on either side little can be shown, and that is what is said. Lower loss is better, by
 however much. Losses are compared over a window of samples that all runs have seen, never step by
 step: configs may differ in how many samples a step takes.
 
@@ -29,6 +32,8 @@ WINDOW = 0.2
 _ROUNDING = 1e-3
 """Least deviation, as a share of the loss. Seeds that a program ignores all end alike, but other
 orders of summation do not: bfloat16 rounds each value by up to 0.4 %."""
+_FEWEST_SEEDS, _MANY_SEEDS = 2, 3
+"""Two seeds leave one degree of freedom: an edge at 6.3 standard errors (three: at 2.9)."""
 _MIN_SHARE = 0.5
 """Share of the baseline's samples that a run must have recorded losses of to be judged."""
 
@@ -40,6 +45,8 @@ class LossCurve:
     samples: tuple[float, ...]
     """Samples seen after each step, rising."""
     losses: tuple[float, ...]
+    seed: int | None = None
+    """What the run was begun from; None: not known, and it is paired with no other."""
 
     def __post_init__(self) -> None:
         if len(self.samples) != len(self.losses) or not self.samples:
@@ -168,11 +175,51 @@ def judge(curves: Sequence[LossCurve], band: ConvergenceBand) -> ConvergenceVerd
             f"no step of the run ends with a finite loss in the last {WINDOW:.0%} of "
             f"{band.samples:g} samples",
         )  # fmt: skip
+    mean, seeds, how = band.mean, len(band.curves), ""
+    pairs = _pairs(curves, band)
+    if pairs:
+        losses = [own.mean_between(start, band.samples) for own, _ in pairs]
+        bases = [base.mean_between(start, band.samples) for _, base in pairs]
+        mean, seeds, how = statistics.fmean(bases), len(pairs), ", compared seed by seed"
+        upper = mean + _paired_edge(losses, bases)
     loss = statistics.fmean(losses)
     ok = loss <= upper
+    is_shown = min(seeds, len(losses)) >= _MANY_SEEDS
+    stands = ("within" if is_shown else "not shown to be worse than") if ok else "above"
     return ConvergenceVerdict(
         ok, loss, upper, band.samples,
-        f"loss {loss:.4f} ({len(curves)} seeds) at {band.samples:g} samples is "
-        f"{'within' if ok else 'above'} the baseline's {band.mean:.4f} with upper edge "
-        f"{upper:.4f} ({len(band.curves)} seeds)",
+        f"loss {loss:.4f} ({len(losses)} seeds) at {band.samples:g} samples is {stands} the "
+        f"baseline's {mean:.4f} with upper edge {upper:.4f} ({seeds} seeds{how})",
     )  # fmt: skip
+
+
+def _pairs(
+    curves: Sequence[LossCurve], band: ConvergenceBand
+) -> list[tuple[LossCurve, LossCurve]]:
+    """Return the runs of a config and of the baseline that share a seed; empty: too few do.
+
+    Fewer pairs than the baseline has seeds, and fewer than three, would tell less than all seeds
+    unpaired. A seed that stands for several runs tells nothing: all of them may be alike.
+    """
+    own, base = _by_seed(curves), _by_seed(band.curves)
+    shared = [(own[seed], base[seed]) for seed in own if seed in base]
+    enough = len(shared) >= min(_MANY_SEEDS, max(_FEWEST_SEEDS, len(band.curves)))
+    return shared if enough else []
+
+
+def _by_seed(curves: Sequence[LossCurve]) -> dict[int, LossCurve]:
+    seeds = [curve.seed for curve in curves]
+    return {
+        curve.seed: curve
+        for curve in curves
+        if curve.seed is not None and seeds.count(curve.seed) == 1
+    }
+
+
+def _paired_edge(losses: Sequence[float], bases: Sequence[float]) -> float:
+    """Return the largest mean difference that equal configs show (95 %): t * s / sqrt(n)."""
+    differences = [own - base for own, base in zip(losses, bases, strict=True)]
+    rounding = _ROUNDING * abs(statistics.fmean(bases))
+    deviation = max(statistics.stdev(differences), rounding)
+    count = len(differences)
+    return student_quantile(0.95, count - 1) * deviation / math.sqrt(count)

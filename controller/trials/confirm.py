@@ -4,10 +4,11 @@ Theory of operation. The search's own measurements choose the leaders, so their 
 good on average: the confirmation counts new ones only. Base and leaders run one after the other,
 again and again, so that a slow moment of the machine hits all of them alike. Repeat r has one seed
 for all configs. Where the confirmation is longer than a trial of the search, it also judges
-convergence: the base's seeds span a band of losses at equal samples, and a leader above it is
-out. If all leaders are out, those that follow them take their place once, again in turn with the
-base; also such as were stopped early, since what they were stopped for was out. The winner is the
-first of the ranking that is better than the base beyond noise; if there is none, the base wins.
+convergence at equal samples: seed by seed where base and leader share their seeds, otherwise
+against the band that the base's seeds span. A leader above is out. If all leaders are out, those
+that follow them take their place once, again in turn with the base; also such as were stopped
+early, since what they were stopped for was out. The winner is the first of the ranking that is
+better than the base beyond noise; if there is none, the base wins.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ def judge_convergence(
                     launch.outcome.result,
                     warmup_steps=launch.plan.warmup_steps,
                     samples_per_step=launch.outcome.result.samples_per_step or samples_per_step,
+                    seed=launch.plan.seed,
                 )
             )
         ]

@@ -83,7 +83,7 @@ def _spikes(losses: Sequence[float]) -> set[int]:
 
 
 def loss_curve(
-    result: TrialResult, *, warmup_steps: int, samples_per_step: float
+    result: TrialResult, *, warmup_steps: int, samples_per_step: float, seed: int | None = None
 ) -> LossCurve | None:
     """Return loss over samples since sample 0; None without a list of losses."""
     losses = result.loss
@@ -91,7 +91,7 @@ def loss_curve(
         return None
     first = warmup_steps + 1
     samples = tuple(float((first + index) * samples_per_step) for index in range(len(losses)))
-    return LossCurve(samples, tuple(losses))
+    return LossCurve(samples, tuple(losses), seed)
 
 
 def final_loss(result: TrialResult) -> float | None:

@@ -1,5 +1,6 @@
 """Noise of launches, the front under noise, and the way from base to winner."""
 
+import itertools
 import math
 
 import numpy as np
@@ -92,6 +93,42 @@ def test_the_way_has_both_ends_whatever_lies_between():
     base = {f"env.K{i}": "0" for i in range(14)}
     winner = dict.fromkeys(base, "1")
     nothing = {"is_measured": lambda _config: False}
-    assert way(base, winner, **nothing, may_run=lambda _config: True) == (base, winner)
+    assert way(base, winner, **nothing) == (base, winner)
+    assert way(base, winner, **nothing, may_run=lambda config: config == base) == (base, winner)
     assert way(base, base, **nothing) == (base,)
     assert way({"prefetch": 2}, {"prefetch": 8}, **nothing) == ({"prefetch": 2}, {"prefetch": 8})
+
+
+MANY = {
+    **{f"env.K{i}": ("0", "1") for i in range(9)},
+    "micro_batch_size": (1, 4), "recompute": ("full", "none"), "data_parallel": (4, 2),
+    "model_parallel": (1, 2), "gradient_compression": ("none", "float16"),
+}  # fmt: skip
+
+
+def test_more_knobs_than_all_orders_of_go_stage_by_stage():
+    base = {name: old for name, (old, _) in MANY.items()}
+    winner = {name: new for name, (_, new) in MANY.items()}
+
+    def fills(config):
+        return config["data_parallel"] * config["model_parallel"] == 4
+
+    path = way(base, winner, is_measured=lambda _config: False, may_run=fills)
+    steps = [
+        {name for name in after if after[name] != before[name]}
+        for before, after in itertools.pairwise(path)
+    ]
+    assert steps[:4] == [
+        {"micro_batch_size"}, {"recompute"}, {"data_parallel", "model_parallel"},
+        {"gradient_compression"},
+    ]  # fmt: skip
+    assert [len(step) for step in steps[4:]] == [1] * 9
+
+    # Stages between which nothing can run are taken together, and in their best order.
+    def no_memory_alone(config):
+        return fills(config) and (config["data_parallel"] == 2 or config == base)
+
+    path = way(base, winner, is_measured=lambda _config: False, may_run=no_memory_alone)
+    first = {name for name in base if path[1][name] != base[name]}
+    assert first == {"data_parallel", "model_parallel"}
+    assert len(path) == 1 + 4 + 9

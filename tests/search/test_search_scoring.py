@@ -241,6 +241,65 @@ def test_equal_configs_are_turned_down_in_5_percent_of_cases():
     assert turned_down / 2000 == pytest.approx(0.05, abs=0.015)
 
 
+def pairs(draw, shift, *, count=3, common=0.02, own=0.004):
+    """Return runs of base and config from the same seeds, which move both of them alike."""
+    moved = [1 + common * draw.gauss(0, 1) for _ in range(count)]
+    return tuple(
+        [LossCurve((1.0,), (value + off + own * draw.gauss(0, 1),), seed)
+         for seed, value in enumerate(moved)]
+        for off in (0.0, shift)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_equal_configs_of_the_same_seeds_are_turned_down_in_5_percent_of_cases(count):
+    draw = random.Random(2)
+    turned_down = 0
+    for _ in range(2000):
+        base, own = pairs(draw, 0.0, count=count, common=0.2, own=0.05)
+        turned_down += judge(own, baseline_band(base)).ok is False
+    assert turned_down / 2000 == pytest.approx(0.05, abs=0.015)
+
+
+def test_what_seeds_share_hides_no_worse_config():
+    draw = random.Random(3)
+    seen = unpaired = 0
+    for _ in range(200):
+        base, own = pairs(draw, 0.03)
+        seen += judge(own, baseline_band(base)).ok is False
+        nameless = [[LossCurve(c.samples, c.losses) for c in side] for side in (own, base)]
+        unpaired += judge(nameless[0], baseline_band(nameless[1])).ok is False
+    assert seen > 180
+    assert unpaired < 100
+
+
+def test_runs_are_paired_only_where_enough_seeds_are_shared():
+    base = [curve(1.0 + 0.1 * seed, seed=seed) for seed in range(3)]
+    named = [LossCurve(c.samples, c.losses, seed) for seed, c in enumerate(base)]
+    band = baseline_band(named)
+    assert "seed by seed" in judge(named, band).reason
+    assert "seed by seed" not in judge(named[:2], band).reason, "two of three tell less"
+    assert "seed by seed" in judge(named[:2], baseline_band(named[:2])).reason
+    # Of six seeds of the base, three are enough; of a seed with two runs nobody knows which.
+    more = [LossCurve(c.samples, c.losses, 5 + i) for i, c in enumerate(base)]
+    assert "seed by seed" in judge(named, baseline_band([*named, *more])).reason
+    twice = [LossCurve(c.samples, c.losses, 1) for c in base]
+    assert "seed by seed" not in judge(named, baseline_band(twice)).reason
+    # A run that ended not finite has no pair, and its config is out.
+    broken = LossCurve(base[0].samples, (math.nan,) * len(base[0].samples), 2)
+    assert judge([*named[:2], broken], band).ok is False
+    assert "seed by seed" in judge(named, baseline_band([*named[:2], broken])).reason
+
+
+def test_fewer_than_three_seeds_show_no_convergence():
+    base = [curve(1.0, seed=1), curve(1.02, seed=2)]
+    few = judge([curve(1.05, seed=3)], baseline_band(base))
+    assert few.ok is True
+    assert "is not shown to be worse than the baseline's" in few.reason
+    assert "is not shown" in judge([curve(1.0, seed=4)], BAND).reason
+    assert "is within" in judge([curve(1.0, seed=seed) for seed in (4, 5, 6)], BAND).reason
+
+
 def test_runs_compare_at_equal_samples_not_at_equal_steps():
     assert judge([curve(1.0, step=32, seed=5)], BAND).ok is True
     early = judge([curve(1.0, end=500, seed=5)], BAND)

@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -227,8 +228,9 @@ GOOD = [launches([2.0 + 0.01 * seed] * 20)[0] for seed in range(3)]
 @pytest.mark.parametrize(
     ("base", "leader", "ok", "words"),
     [
-        (GOOD, launches([2.0] * 20), True, "is within the baseline's"),
-        (GOOD, launches([1.0] * 20), True, "is within the baseline's"),
+        (GOOD, launches([2.0] * 20), True, "is not shown to be worse than the baseline's"),
+        (GOOD, launches([1.0] * 20), True, "is not shown to be worse than the baseline's"),
+        (GOOD, launches(*[[2.0] * 20] * 3), True, "is within the baseline's"),
         (GOOD, launches([2.5] * 20), False, "is above the baseline's"),
         (GOOD, launches([2.0] * 19 + ["nan"]), False, "not finite at the end, at 320 samples"),
         (GOOD, launches(None), None, "its repeats recorded no losses"),
@@ -236,7 +238,7 @@ GOOD = [launches([2.0 + 0.01 * seed] * 20)[0] for seed in range(3)]
         (GOOD, launches([2.0] * 5), None, "losses were recorded of 80 of 320 samples only"),
         # Half of the samples in a step: it is compared where the base was at as many.
         (launches(*[[4.0] * 10 + [2.0 + 0.01 * s] * 10 for s in range(3)]),
-         launches([4.0] * 20, samples=8), True, "at 160 samples is within"),
+         launches([4.0] * 20, samples=8), True, "at 160 samples is not shown to be worse"),
         # A base that diverges: what does not, may win, and what does may not.
         (launches(["nan"] * 20, ["nan"] * 20, [2.0] * 20), launches([2.0] * 20), None,
          "got 1 and 2 whose loss ends not finite"),
@@ -251,6 +253,22 @@ def test_a_leader_must_learn_as_the_base_does(base, leader, ok, words):
     verdict = judge_convergence({0: base, 1: leader}, samples_per_step=16)[1]
     assert verdict.ok is ok
     assert words in verdict.reason
+
+
+def test_repeats_from_one_seed_are_compared_with_the_base_of_that_seed():
+    """A seed moves both by 0.2; what the leader adds, 0.05, is told in spite of it."""
+    base = launches(*[[2.0 + 0.2 * turn] * 20 for turn in range(3)])
+    leader = launches(*[[2.05 + 0.2 * turn + 0.01 * (turn % 2)] * 20 for turn in range(3)])
+    assert judge_convergence({0: base, 1: leader}, samples_per_step=16)[1].ok is True
+    base, leader = (
+        [replace(entry, plan=entry.plan.model_copy(update={"seed": 7 + turn}))
+         for turn, entry in enumerate(own)]
+        for own in (base, leader)
+    )  # fmt: skip
+    # Whatever the order of the repeats.
+    found = judge_convergence({0: base, 1: leader[::-1]}, samples_per_step=16)[1]
+    assert found.ok is False
+    assert "3 seeds, compared seed by seed" in found.reason
 
 
 def test_a_winner_whose_learning_is_not_known_says_so():
