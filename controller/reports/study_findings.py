@@ -19,7 +19,7 @@ def ablation_section(summary: StudySummary) -> Section | None:
         return None
     title = "What each knob gave"
     if not summary.ablation:
-        text = "Base or best config has no value of the search's own, so nothing can be said."
+        text = "Base or best config has no value, so nothing can be said."
         return Section(title, text=text)
     rows = [
         [
@@ -29,8 +29,9 @@ def ablation_section(summary: StudySummary) -> Section | None:
         for step in summary.ablation
     ]  # fmt: skip
     text = (
-        "From the base config to the best, one step after the other; every value is that of one "
-        "launch, and the factors multiply to the whole."
+        "From the base config to the best, one step after the other; the factors multiply to the "
+        "whole. The values of base and best are the medians of their confirming launches, where "
+        "there are any, those between are of one launch each."
     )
     if any(len(step.changed) > 1 for step in summary.ablation):
         text += (
@@ -121,18 +122,20 @@ def kept_section(summary: StudySummary) -> Section | None:
         [
             str(step.trial), number(step.value),
             "-" if step.gain is None else f"{step.gain:.2f} x",
+            "-" if step.gain is None else _VERDICTS[step.different],
             _changes(step.changed) or "the base config", step.version, step.way_back,
         ]
         for step in summary.kept
     ]  # fmt: skip
     columns = [
         Column("trial", number=True), Column("value", number=True), Column("gain", number=True),
-        Column("changed"), Column("version"), Column("way back, in the study's folder"),
+        Column("beyond noise"), Column("changed"), Column("version"),
+        Column("way back, in the study's folder"),
     ]  # fmt: skip
     return Section(
         "Steps that were kept",
-        text="Each config that was the best when it was measured. The version is the hash of "
-        "program, inputs, installed versions and knobs.",
+        text="Each config that was the best when it was measured, by one launch of each. The "
+        "version is the hash of program, inputs, installed versions and knobs.",
         table=Table(columns, rows),
     )
 

@@ -43,10 +43,10 @@ def ablate(state: StudyState, measurer: Measurer, emit: Listener, *, measure: bo
         return
     own = replace(measurer, folder=StudyFolder(measurer.folder.root / _FOLDER))
     trials = state.summary().trials
-    known = known_values(state.configs, trials)
+    known = known_values(state.configs, trials, ends=(BASE, winner))
     if not {config_key(state.configs[number]) for number in (BASE, winner)} <= known.keys():
         if measure:
-            message = "nothing to ablate: base or best config has no value of the search's own"
+            message = "nothing to ablate: base or best config has no value"
             emit(StudyNote(message=message))
         return
     given_up: set[ConfigKey] = set()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mindtune.controller.trials.summary import (
     AblationStep,
@@ -81,13 +81,19 @@ def _launch_band(values: _Launches) -> float:
     return TIE if noise is None else _difference(noise.total, noise.freedom)
 
 
-def kept_steps(trials: Sequence[TrialSummary], versions: Mapping[int, str]) -> list[KeptStep]:
+def kept_steps(
+    trials: Sequence[TrialSummary], versions: Mapping[int, str], noise: TrialNoise
+) -> list[KeptStep]:
     """Return the improvements of the search in the order in which they were found.
+
+    Those within the noise are marked, not left out: the search went on from them.
 
     Args:
         trials: In the order of their numbers.
         versions: Number of a config -> hash of what it was measured with.
+        noise: Of the trials.
     """
+    band = _band(noise)
     steps: list[KeptStep] = []
     before: TrialSummary | None = None
     for trial in trials:
@@ -99,6 +105,7 @@ def kept_steps(trials: Sequence[TrialSummary], versions: Mapping[int, str]) -> l
                 trial=trial.number,
                 value=value,
                 gain=value / steps[-1].value if steps else None,
+                different=_differ(steps[-1].value, value, band) if steps else None,
                 changed={} if before is None else _changed(before.knobs, trial.knobs),
                 version=versions.get(trial.number, ""),
                 way_back=_WAY_BACK.format(trial.number),
@@ -114,13 +121,24 @@ def config_key(config: Config) -> ConfigKey:
 
 
 def known_values(
-    configs: Mapping[int, Config], trials: Sequence[TrialSummary]
+    configs: Mapping[int, Config], trials: Sequence[TrialSummary], *, ends: Collection[int]
 ) -> dict[ConfigKey, tuple[int, float]]:
-    """Return the number and value of each config that has a value of the search's own."""
+    """Return the number and value of each config that has a value.
+
+    Args:
+        configs: Number of a trial -> its knobs of the space.
+        trials: Of the study.
+        ends: Numbers of base and winner, whose confirmed values count where they have any; the
+            others have that of the search's own launch.
+    """
+    values = {
+        trial.number: trial.settled_value() if trial.number in ends else trial.search_value()
+        for trial in trials
+    }
     return {
-        config_key(configs[trial.number]): (trial.number, value)
-        for trial in reversed(trials)
-        if (value := trial.search_value()) is not None
+        config_key(configs[number]): (number, value)
+        for number, value in reversed(values.items())
+        if value is not None
     }
 
 
@@ -143,7 +161,7 @@ def ablation_way(
         extra: Values that were measured for the ablation alone.
         may_run: Whether a config that was not measured may be; None: none may.
     """
-    known = known_values(configs, trials).keys() | extra.keys()
+    known = known_values(configs, trials, ends=(base, winner)).keys() | extra.keys()
     return way(
         configs[base],
         configs[winner],
@@ -163,13 +181,13 @@ def ablation(
 ) -> list[AblationStep]:
     """Return what each step from the base config to the winner gave, measured ones only.
 
-    Empty where base or winner has no value of the search's own, or is the same config. The
-    arguments are those of `ablation_way`.
+    Empty where base or winner has no value, or is the same config. The arguments are those of
+    `ablation_way`.
     """
     extra = extra or {}
-    known = known_values(configs, trials)
     if winner is None or base not in configs:
         return []
+    known = known_values(configs, trials, ends=(base, winner))
     if not {config_key(configs[base]), config_key(configs[winner])} <= known.keys():
         return []
     path = ablation_way(configs, trials, base=base, winner=winner, extra=extra)
@@ -185,7 +203,7 @@ def ablation(
                 changed=_changed(before, after),
                 value=new,
                 ratio=new / old,
-                different=None if band is None else abs(math.log(new / old)) > band,
+                different=_differ(old, new, band),
             )
         )
     return steps
@@ -198,6 +216,10 @@ def _band(noise: TrialNoise) -> float | None:
 
 def _difference(deviation: float, freedom: int) -> float:
     return max(TIE, student_quantile(0.975, freedom) * math.sqrt(2.0) * deviation)
+
+
+def _differ(old: float, new: float, band: float | None) -> bool | None:
+    return None if band is None else abs(math.log(new / old)) > band
 
 
 def _changed(old: Config, new: Config) -> dict[str, tuple[KnobValue, KnobValue]]:

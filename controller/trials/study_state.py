@@ -158,7 +158,7 @@ class StudyState:
             reason=reason if winner is not None or self.final is not None else "",
             search_ended=self.search_ended,
             front=speed_front(trials),
-            kept=kept_steps(trials, self._versions()),
+            kept=kept_steps(trials, self._versions(), noise),
             noise=noise,
             ablation=ablation(
                 self.configs, trials, base=BASE, winner=winner, noise=noise, extra=self.ablated

@@ -96,6 +96,11 @@ class TrialSummary(ContractModel):
                 return float(entry.value)
         return None
 
+    def settled_value(self) -> float | None:
+        """Return the median of the confirming launches' values, or else the search's own."""
+        values = [entry.value for entry in confirming(self.measurements) if entry.value]
+        return statistics.median(values) if values else self.search_value()
+
     def speed_and_stability(self) -> tuple[float, float] | None:
         """Return the medians of what the confirming launches measured; None: nothing."""
         launches = [found for entry in self.confirming() if (found := entry.speed_and_stability())]
@@ -118,6 +123,9 @@ class KeptStep(ContractModel):
     """Of the search's own launch, as the gain is."""
     gain: Number | None = None
     """Over the step before; null for the first."""
+    different: bool | None = None
+    """Whether that is more than noise (95 %); null: the noise of a launch is not known. The best
+    of many single launches is the luckiest, so that a step within the noise may be none."""
     changed: dict[str, tuple[KnobValue, KnobValue]] = Field(default_factory=dict)
     """Knob -> its values in the step before and in this one."""
     version: str
@@ -136,7 +144,9 @@ class AblationStep(ContractModel):
     changed: dict[str, tuple[KnobValue, KnobValue]]
     """Knob -> its values in the step before and in this one."""
     value: Number
-    """Of one launch of the search's length, as all of them."""
+    """Of base and winner the median of their confirming launches, where there are any: the
+    winner's own in the search is the luckiest of many. Of the others that of one launch of the
+    search's length."""
     ratio: Number
     """Over the step before."""
     different: bool | None = None

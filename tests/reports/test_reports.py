@@ -227,7 +227,7 @@ def test_study_report_shows_winner_trials_and_rules(tmp_path):
         ],
         leaders=[1], winner=1, reason="It is better beyond the noise.",
         search_ended="3 of 3 trials are done", front=[1],
-        kept=[{"trial": 1, "value": 0.3, "gain": 1.5, "changed": {"recompute": ("full", "none")},
+        kept=[{"trial": 1, "value": 0.3, "gain": 1.5, "different": False, "changed": {"recompute": ("full", "none")},
                "version": "abc", "way_back": "mindtune export . --trial 1 --out trial_1.yaml"}],
         ablation=[{"trial": 1, "since": 0, "changed": {"recompute": ("full", "none")},
                    "value": 0.3, "ratio": 1.5, "different": True}],
@@ -247,7 +247,7 @@ def test_study_report_shows_winner_trials_and_rules(tmp_path):
     assert "launch to launch 5.2% values of the confirming launches of 2 configs, 2 deg" in text
     assert "part to part" not in text, "what was not measured is not shown"
     assert "1 0.3 1 64.0 MB 2 yes" in text
-    assert "1 0.3 1.50 x recompute: full -> none abc mindtune export . --trial 1" in text
+    assert "1 0.3 1.50 x no recompute: full -> none abc mindtune export . --trial 1" in text
     assert page.tags.count("svg") == 3
     assert page.loads == []
 

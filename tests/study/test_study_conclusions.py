@@ -62,6 +62,22 @@ def test_knobs_whose_steps_were_not_measured_share_one_entry():
     assert ablation(CONFIGS, TRIALS, base=0, winner=None, noise=NOISE) == []
 
 
+def test_base_and_winner_count_with_what_was_confirmed():
+    """Of the winner the search has seen its luckiest launch."""
+    lucky = trial(4, 0.30, 0.19, 0.21, **{**A, "micro_batch_size": 4, "recompute": "none"})
+    slow = trial(0, 0.05, 0.10, 0.10, **A)
+    trials = [slow, TRIALS[2], lucky]
+    first, second = ablation(CONFIGS, trials, base=0, winner=4, noise=NOISE)
+    assert (first.ratio, second.ratio) == (pytest.approx(1.2), pytest.approx(0.20 / 0.12))
+    # On the way to another winner it is one launch like the others.
+    last = ablation(CONFIGS, [*trials, TRIALS[5]], base=0, winner=5, noise=NOISE)[-1]
+    assert last.ratio == pytest.approx(0.204 / 0.30)
+    # A winner that the search had stopped early has its confirmed value.
+    stopped = trial(3, 0.5, 0.15, 0.15, outcome="pruned", **{**A, "recompute": "none"})
+    (only,) = ablation(CONFIGS, [slow, stopped], base=0, winner=3, noise=NOISE)
+    assert only.ratio == pytest.approx(1.5)
+
+
 def test_what_was_measured_for_the_ablation_alone_has_no_number():
     known = [entry for entry in TRIALS if entry.number != 2]
     extra = {config_key({**A, "micro_batch_size": 4}): 0.16}
@@ -88,17 +104,20 @@ def test_what_is_still_to_be_measured_is_what_may_run():
 
 
 def test_kept_steps_are_the_improvements_in_order_with_the_way_back():
-    steps = kept_steps(TRIALS, {0: "aa", 2: "bb", 4: "cc"})
+    steps = kept_steps(TRIALS, {0: "aa", 2: "bb", 4: "cc"}, NOISE)
     assert [step.trial for step in steps] == [0, 2, 4, 5]
     assert [step.version for step in steps] == ["aa", "bb", "cc", ""]
     assert (steps[0].gain, steps[0].changed) == (None, {})
     assert steps[2].gain == pytest.approx(0.2 / 0.12)
     assert steps[2].changed == {"recompute": ("full", "none")}
     assert steps[2].way_back == "mindtune export . --trial 4 --out trial_4.yaml"
+    # The last one, 2 % better by one launch of 2 %, may be none.
+    assert [step.different for step in steps] == [None, True, True, False]
+    unknown = kept_steps(TRIALS, {}, TrialNoise())
+    assert [step.different for step in unknown] == [None] * 4
     # Numbers are what counts, not the order of a listing; failures are no steps.
-    assert [step.trial for step in kept_steps([trial(0, 0.1, outcome="oom"), TRIALS[1]], {})] == [
-        1
-    ]
+    failed = [trial(0, 0.1, outcome="oom"), TRIALS[1]]
+    assert [step.trial for step in kept_steps(failed, {}, NOISE)] == [1]
 
 
 def test_the_front_keeps_what_is_faster_or_steadier_beyond_noise():
