@@ -53,16 +53,27 @@ class GradNormPrior(ContractModel):
 
 
 class Learned(ContractModel):
-    """What the trials taught about a healthy run of this config."""
+    """What the trials taught about a healthy run of this config.
+
+    What a run takes from it only ever spares it a mistake, and gives way to what the run itself
+    has seen. Times, shares and memory are of the hardware of the trials; none of them raises a
+    finding in a run, which has its own after a few steps and may be on another machine.
+    """
 
     step_time_s: float | None = Field(default=None, gt=0)
+    """Median; lengthens the watchdog's limit until the run has step times of its own."""
     data_share: float | None = Field(default=None, ge=0)
+    """Share of the step time spent waiting for data; to compare with, no threshold follows it: a
+    pipeline that starved the trials is a fault in a run, too."""
     peak_memory_bytes: Count | None = None
+    """Worst rank; to compare with: where memory runs out is known from the device's own size."""
     loss_scale_min: float | None = Field(default=None, gt=0)
+    """Smallest scale of a step that did not overflow; to compare with."""
     loss_scale_max: float | None = Field(default=None, gt=0)
-    """Of the steps that did not overflow: where a run may go straight to when its scale is far
-    above."""
+    """Largest one: where a run goes straight to when its scale is far above, unless one of its own
+    steps was clean higher up. Short trials may not have reached the largest that fits."""
     grad_norm: GradNormPrior | None = None
+    """Stands in until the run has its own; judges sharply only norms that are like these."""
 
 
 class Provenance(ContractModel):

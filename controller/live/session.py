@@ -115,6 +115,7 @@ class LiveSession:
             settings.watchdog,
             self._hang,
             stacks_path=None if recorder is None else recorder.folder.stacks,
+            step_time_s=settings.learned.step_time_s,
         )
         self._resumed: ControllerState | None = None
         self._phase: Phase = "train"

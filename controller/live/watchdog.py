@@ -11,7 +11,9 @@ A thread that hangs while it holds the interpreter's lock stops this thread too;
 compile and run calls let go of it (seen with 2.10: another thread ran every 10 ms throughout).
 
 The limit of training adapts to the median time from one advance of the step number to the next,
-with data wait, without other phases; of a sink of many steps that is the time of the sink. Time
+with data wait, without other phases; of a sink of many steps that is the time of the sink. Until
+there are enough of them the step time of the trials counts, if it is known: it only ever makes the
+limit longer, so that on a slower machine it is no worse than none. Time
 in which the watchdog itself did not run (a suspended process or machine) is not counted against
 training.
 """
@@ -118,6 +120,7 @@ class Watchdog:
         stacks_path: File that stacks are appended to; None: none are written.
         exit_on_hang: End the process with code 3 once `on_hang` returns, 35 s after the stall was
             raised at most. No cleanup runs: a thread that hangs would not let it.
+        step_time_s: Of a step in the trials of this config; None: not known.
         poll_s: Time between two looks at the newest heartbeat.
         clock: Monotonic time in seconds.
     """
@@ -129,6 +132,7 @@ class Watchdog:
         limits: WatchdogLimits | None = None,
         stacks_path: Path | None = None,
         exit_on_hang: bool = False,
+        step_time_s: float | None = None,
         poll_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -138,6 +142,7 @@ class Watchdog:
         self._limits = WatchdogLimits() if limits is None else limits
         self._stacks_path = stacks_path
         self._exit_on_hang = exit_on_hang
+        self._step_time_s = step_time_s or 0.0
         self._poll_s = poll_s
         self._clock = clock
         self._lock = threading.Lock()
@@ -238,10 +243,10 @@ class Watchdog:
     def _limit_s(self, phase: Phase) -> float:
         limits = self._limits
         if phase == "train":
-            if len(self._intervals) < _MIN_HISTORY:
-                return limits.train_min_s
-            adapted_s = limits.train_factor * statistics.median(self._intervals)
-            return max(limits.train_min_s, adapted_s)
+            usual_s = self._step_time_s
+            if len(self._intervals) >= _MIN_HISTORY:
+                usual_s = statistics.median(self._intervals)
+            return max(limits.train_min_s, limits.train_factor * usual_s)
         return {"compile": limits.compile_s, "eval": limits.eval_s, "save": limits.save_s}[phase]
 
     def _write_stacks(self, hang: Hang) -> Path | None:
@@ -280,9 +285,13 @@ _PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 def make_watchdog(
-    section: WatchdogSection, on_hang: Callable[[Hang], None], *, stacks_path: Path | None
+    section: WatchdogSection,
+    on_hang: Callable[[Hang], None],
+    *,
+    stacks_path: Path | None,
+    step_time_s: float | None = None,
 ) -> Watchdog | None:
-    """Return the watchdog that a user asked for, if one was."""
+    """Return the watchdog that a user asked for, if one was; arguments as of `Watchdog`."""
     if not section.enabled:
         return None
     return Watchdog(
@@ -290,6 +299,7 @@ def make_watchdog(
         limits=section.limits(),
         stacks_path=stacks_path,
         exit_on_hang=section.exit_on_hang,
+        step_time_s=step_time_s,
     )
 
 

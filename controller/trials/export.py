@@ -129,6 +129,8 @@ def _provenance(
         "value_interval": None if chosen.interval is None else list(chosen.interval),
         "baseline_value": summary.trial(0).value,
         "objective": summary.objective,
+        "hardware": summary.hardware,
+        "device": study.cluster.device,
         "confirmed": chosen.confirmed,
         "repeats": repeats,
         "reason": summary.reason if chosen.number == summary.winner else "chosen by its number",

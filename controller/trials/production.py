@@ -28,6 +28,7 @@ from mindtune.controller.contract import (
     read_yaml,
     write_json,
 )
+from mindtune.controller.device.hardware import describe_hardware
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.settings import split_best_config
 from mindtune.controller.mindformers.plug_in import (
@@ -166,10 +167,31 @@ def run_best_config(
         plan.best.command, config=out / "config.yaml", base_dir=best.parent.resolve()
     )
     check_alerts(plan.best.alerts)
+    _tell_of_other_hardware(plan.best)
     if faults is not None:
         plan = replace(plan, faults=faults.faults)
     with claim(out, _config_hash(plan), mode, _inputs(plan)):
         return _run(plan, out, command, best=best, mode=mode)
+
+
+def _tell_of_other_hardware(best: BestConfig) -> None:
+    """Say what of a study holds no longer, where the run is on other hardware.
+
+    Under Slurm this machine only submits the run.
+    """
+    told = None if best.provenance is None else best.provenance.model_extra
+    there = (told or {}).get("hardware")
+    if there is None or best.launcher == "slurm":
+        return
+    here = describe_hardware(str((told or {}).get("device", "cpu")))
+    if here != there:
+        _LOGGER.warning(
+            "the study ran on %s, this machine is %s: which config is best, its MFU, step time, "
+            "share of data wait and peak memory hold no longer (gradient norms and loss scales "
+            "do, until the run has its own); a new baseline is what `mindtune search` measures "
+            "here, in a folder of its own",
+            there, here,
+        )  # fmt: skip
 
 
 def _inputs(plan: RunPlan) -> dict[str, str]:

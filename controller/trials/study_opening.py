@@ -235,6 +235,7 @@ def _state(
         scorer=Scorer(setup.study, report.space.facts),
         report=report,
         planned=min(planned, report.feasible + (not is_listed)),
+        hardware=describe_hardware(setup.study.cluster.device),
     )
 
 

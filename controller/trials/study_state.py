@@ -53,6 +53,8 @@ class StudyState:
     final: Verdict | None = None
     search_ended: str = ""
     """Why no further config is tried; empty: the search goes on."""
+    hardware: str | None = None
+    """What the trials run on; None: not known."""
     ablated: dict[ConfigKey, float] = field(default_factory=dict)
     """Values of configs that were measured for the ablation alone."""
 
@@ -145,6 +147,7 @@ class StudyState:
             study=self.setup.study.study.name,
             complete=self.final is not None,
             objective=self.scorer.objective,
+            hardware=self.hardware,
             planned=self.planned,
             total=self.report.total,
             feasible=self.report.feasible,

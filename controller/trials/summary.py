@@ -180,6 +180,8 @@ class StudySummary(Document):
     """The confirmation is over and the winner is final."""
     objective: Literal["mfu", "relative"]
     """relative: peak unknown, values are speeds over the base config's."""
+    hardware: str | None = None
+    """What the search ran on, as `describe_hardware` gives it; null: not known."""
     planned: PositiveCount
     """Configs to measure."""
     total: int = Field(ge=0)

@@ -112,6 +112,17 @@ def test_a_stall_is_raised_once_and_again_after_recovery(clock, hangs):
     assert len(hangs) == 2
 
 
+@pytest.mark.parametrize(("learnt_s", "limit_s"), [(None, 600.0), (0.4, 600.0), (900.0, 18000.0)])
+def test_until_a_run_has_its_own_step_times_those_of_the_trials_lengthen_the_limit(
+    clock, hangs, learnt_s, limit_s
+):
+    dog = watchdog(clock, hangs, step_time_s=learnt_s)
+    train(dog, clock, 3, 1.0)
+    assert dog.limit_s() == limit_s
+    dog.heartbeat(4, "train")
+    assert dog.limit_s() == 600.0, "here the steps take a second"
+
+
 @pytest.mark.parametrize(
     ("step_s", "limit_s"), [(1.0, 600.0), (29.0, 600.0), (31.0, 620.0), (120.0, 2400.0)]
 )

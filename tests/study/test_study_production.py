@@ -21,10 +21,15 @@ from mindtune.controller.contract import (
     dump_yaml,
     read_document,
 )
+from mindtune.controller.device.hardware import describe_hardware
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.settings import load_settings
 from mindtune.controller.trials.export import export
-from mindtune.controller.trials.production import read_best_config, run_best_config
+from mindtune.controller.trials.production import (
+    _tell_of_other_hardware,
+    read_best_config,
+    run_best_config,
+)
 from mindtune.controller.trials.study_runner import run_study
 from mindtune.policies.engine import build_engine
 from mindtune.policies.errors import PolicyError
@@ -86,6 +91,27 @@ def test_best_config_carries_what_a_run_needs(project):
     assert best.provenance.baseline_value == pytest.approx(1.0)
     assert "mindtune" in best.provenance.versions
     assert best.provenance.created.endswith("+00:00")
+    assert best.provenance.model_extra["hardware"] == describe_hardware("cpu")
+
+
+def test_a_run_on_other_hardware_says_what_holds_no_longer(project, caplog):
+    best = project.out / "best_config.yaml"
+    content = yaml.safe_load(best.read_text())
+
+    def said(**origin):
+        caplog.clear()
+        moved = {**content, "provenance": {**content["provenance"], **origin}}
+        best.write_text(yaml.safe_dump(moved))
+        _tell_of_other_hardware(read_best_config(best).best)
+        return caplog.text
+
+    assert said() == ""
+    assert said(hardware=None) == ""  # as in a file from before it was kept
+    assert "the study ran on another machine, this machine is" in said(hardware="another machine")
+    assert "hold no longer" in said(hardware="8 of them", device="Ascend910B-A2")
+    caplog.clear()
+    assert run_best_config(best, project.folder / "run") == 0
+    assert "share of data wait and peak memory hold no longer" in caplog.text
 
 
 def test_what_the_trials_taught_reaches_the_policies_of_the_run(project):
