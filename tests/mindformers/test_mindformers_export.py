@@ -88,6 +88,35 @@ def test_a_trial_has_our_callback_and_nothing_of_it_leaves_its_folder(project):
         )
 
 
+LOGGING = """
+import time
+for step in range(1, 100000):
+    print(f"2025-03-04 12:10:00,123 - mindformers./output/log[mindformers/core/callback/callback.py:"
+          f"564] - INFO - {{ Epoch:[  1/  1], step:[{step:5d}/100000], loss:[2.500/2.500], "
+          f"per_step_time: {20 + step}ms, lr: 0.1, overflow cond: False, loss_scale: 1.0", flush=True)
+    time.sleep(0.02)
+"""
+
+
+def test_without_the_callback_a_trial_ends_once_its_log_holds_its_steps(project):
+    study = yaml.safe_load((project / "study.yaml").read_text())
+    (project / "logging_trainer.py").write_text(LOGGING)
+    study["study"] |= {"name": "logged", "trials": 1}
+    study["trial"] |= {
+        "callback": None, "command": ["python", "logging_trainer.py", "--config", "{config}"],
+        "warmup_steps": 1, "measure_steps": 3,
+    }  # fmt: skip
+    (project / "logged.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+    out = project / "logged"
+    assert main(["search", str(project / "logged.yaml"), "--out", str(out)]) == 0
+    folder = out / "trials" / "0000" / "repeat_0"
+    record = json.loads((folder / "trial.json").read_text())
+    assert (record["outcome"], record["wall_s"] < 20) == ("ok", True)
+    assert "ended with its planned steps done" in record["message"]
+    assert json.loads((folder / "result.json").read_text())["step_time_s"] == [0.022, 0.023, 0.024]
+    assert "TuneCallback" not in (folder / "config.yaml").read_text()
+
+
 def test_repeats_of_a_trial_have_seeds_of_their_own(project):
     seeds = {
         path.parent.name: yaml.safe_load(path.read_text())["seed"]
