@@ -77,14 +77,15 @@ def _by_stage(
     may_run: Callable[[Config], bool] | None,
 ) -> tuple[Config, ...]:
     """Return the way stage by stage; stages between which nothing can run are taken together."""
-    path, names = (base,), list[str]()
+    path: tuple[Config, ...] = (base,)
+    names: list[str] = []
     for group in _groups(changed):
         names += group
         reached = path[-1] | {name: winner[name] for name in names}
         allowed = is_measured(reached) or (may_run is not None and may_run(reached))
         if reached != winner and not allowed:
             continue
-        part = (path[-1], reached)
+        part: tuple[Config, ...] = (path[-1], reached)
         if len(names) <= _MAX_KNOBS:
             part = way(path[-1], reached, is_measured=is_measured, may_run=may_run)
         path, names = (*path, *part[1:]), []
