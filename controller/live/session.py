@@ -93,11 +93,7 @@ class LiveSession:
         self._timer = StepTimer(clock)
         self._probe = SamplingThread(choose_probe(self._machine.device).probe)
         self._sensors = Sensors(
-            adapter,
-            workload,
-            self._machine,
-            timer=self._timer,
-            read_device=self._read_device,
+            adapter, workload, self._machine, timer=self._timer, read_device=self._read_device
         )
         self.controller = LiveController(
             engine,
