@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 import optuna
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mindtune.search.attributes import (
@@ -31,12 +29,12 @@ from mindtune.search.attributes import (
     REASON,
     RETRY_OF,
     VALUE,
-    WALL,
     WORKER,
 )
 from mindtune.search.baseline import Baseline, choose_baseline
 from mindtune.search.choices import keep_choices
 from mindtune.search.constraints import NOT_LISTED, SpaceReport, first_failure
+from mindtune.search.ending import Ending
 from mindtune.search.errors import SearchError, SpaceExhaustedError
 from mindtune.search.history import MAX_STARTS, Attempt, infer
 from mindtune.search.knobs import Config
@@ -53,7 +51,7 @@ from mindtune.search.proposal import Proposal
 from mindtune.search.ranking import Ranking
 from mindtune.search.repeats import Repeat, add_repeat, repeats
 from mindtune.search.sampler import GuidedSampler, parameters
-from mindtune.search.stopping import Outlook, StopRule, reason_to_stop
+from mindtune.search.stopping import StopRule
 from mindtune.search.trial_history import attempts, measurements
 
 __all__ = ["Proposal", "Proposer"]
@@ -113,14 +111,15 @@ class Proposer:
         self.ranking: Ranking = own.ranking if is_guided else Ranking(report)
         """What may be tried, as far as is known now."""
         # Whoever proposes, the stop rule asks our model; where that proposes, the same answer.
-        self._outlook: GuidedSampler = (
-            own if is_guided else GuidedSampler(report, seed=seed, ranking=self.ranking)
+        self._ending = Ending(
+            study=study,
+            outlook=own if is_guided else GuidedSampler(report, seed=seed, ranking=self.ranking),
+            baseline=self.baseline.config,
+            trials=trials,
+            time_budget_s=time_budget_s,
+            stop=stop,
         )
-        # Gain expected of the trial to come, and the number of results that this rests on.
-        self._news: tuple[float, int] | None = None
         self._trials = trials
-        self._time_budget_s = time_budget_s
-        self._stop = stop
         self._seed = seed
         self._max_attempts = max_attempts
         self._peers = peers
@@ -146,9 +145,11 @@ class Proposer:
         """
         trials = self.study.get_trials(deepcopy=False)
         self.ranking.learn_from(measurements(trials, self._space))
-        self._news = None
+        self._ending.news = None
         for rejections in range(2 * _MAX_REJECTIONS):
-            self.stopped = self._end(elapsed_s, has_news=not rejections)
+            self.stopped = self._ending.reason(
+                self.attempts(), elapsed_s=elapsed_s, has_news=not rejections
+            )
             self.must_wait = alone and others_run(self.study, self._open, self._peers)
             if self.stopped is None and self.must_wait:
                 self.stopped = _ALONE
@@ -266,47 +267,6 @@ class Proposer:
         """Return the repeats of one trial or of all, in order."""
         return repeats(self.study, number)
 
-    def _end(self, elapsed_s: float, *, has_news: bool) -> str | None:
-        """Return why the search is over; None: it is not. Rejected proposals are no news."""
-        if self._time_budget_s is not None and elapsed_s >= self._time_budget_s:
-            return f"the time budget of {self._time_budget_s:g} s is used up"
-        tried = self.attempts()
-        counted = sum(attempt.outcome != "interrupted" for attempt in tried)
-        waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-        queued = queued_configs(waiting, self._space.knobs).values()
-        # A baseline that was lost is measured besides: the others are compared with it.
-        if counted >= self._trials and self.baseline.config not in queued:
-            return f"{counted} of {self._trials} trials are done"
-        if waiting:
-            return None
-        if not len(self.ranking.untried(tried)):
-            return f"every feasible config has been tried ({self.ranking.feasible})"
-        if self._stop is None or not has_news:
-            return None
-        return self._no_longer_pays(self._stop, tried)
-
-    def _no_longer_pays(self, stop: StopRule, tried: list[Attempt]) -> str | None:
-        """Return why no further trial pays; None: one does, or nothing is known yet."""
-        finished = sum(a.outcome not in ("running", "interrupted") for a in tried)
-        sign = -1.0 if self.study.directions == [StudyDirection.MINIMIZE] else 1.0
-        trials = self.study.get_trials(deepcopy=False)
-        # The number that the next trial will have, unless another worker is faster.
-        found = self._outlook.suggest(tried, number=len(trials), sign=sign)
-        if found is None or found.gain is None:
-            return None
-        self._news = (found.gain, finished)
-        looks = [trial.user_attrs[GAIN] for trial in trials if GAIN in trial.user_attrs]
-        walls = [trial.user_attrs[WALL] for trial in trials if WALL in trial.user_attrs]
-        # Workers that ask at the same time know the same: one look per number of results.
-        gains = sorted({known: gain for gain, known in (*looks, self._news)}.items())
-        outlook = Outlook(
-            gains=tuple(gain for _, gain in gains),
-            num_trials=finished,
-            num_knobs=len(self.ranking.encoding.names),
-            trial_s=statistics.median(walls) if walls else None,
-        )
-        return reason_to_stop(stop, outlook)
-
     def _turned_down(self, trial: Trial, config: Config, *, alone: bool) -> bool:
         """Close a proposal that may not be run; return whether it was one."""
         earlier = earlier_trials(self.study, trial.number, self._space.knobs, self._peers)
@@ -348,8 +308,8 @@ class Proposer:
         key = self._space.key(config)
         trial.set_user_attr(CONFIG, config)
         trial.set_user_attr(KEY, key)
-        if self._news is not None:
-            trial.set_user_attr(GAIN, self._news)
+        if self._ending.news is not None:
+            trial.set_user_attr(GAIN, self._ending.news)
         self._open[trial.number] = trial
         return Proposal(
             trial.number,

@@ -167,6 +167,8 @@ class TrialLoop:
                 continue
             self._settled.add(trial.number)
             if trial.user_attrs.get(OUTCOME) in UNMEASURED:
+                if not is_start and trial.user_attrs.get(OUTCOME) == "interrupted":
+                    self._say_interrupted(trial.number)  # whoever closed it may have no reader
                 continue
             config = trial.user_attrs[CONFIG]
             launch = self._shared(trial, config)
@@ -210,14 +212,15 @@ class TrialLoop:
         def is_alive(trial: FrozenTrial) -> bool:
             return trial.number not in self.proposer.open if mine else self.crew.is_alive(trial)
 
-        closed = self.proposer.requeue_stale(is_alive)
-        if not closed:
-            return
+        for number in self.proposer.requeue_stale(is_alive):
+            self._settled.add(number)
+            self._say_interrupted(number)
+
+    def _say_interrupted(self, number: int) -> None:
         trials = self.proposer.study.get_trials(deepcopy=False)
-        queued = {trial.user_attrs.get(RETRY_OF) for trial in trials}
-        for number in closed:
-            then = "started again" if number in queued else "given up"
-            self.emit(StudyNote(message=f"trial {number} was interrupted and is {then}"))
+        is_queued = any(trial.user_attrs.get(RETRY_OF) == number for trial in trials)
+        then = "started again" if is_queued else "given up"
+        self.emit(StudyNote(message=f"trial {number} was interrupted and is {then}"))
 
     def _tell_measured(self) -> None:
         """Tell what an earlier start in this folder had measured when it was killed."""

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from mindtune.controller.contract import StudyFile, write_yaml
+from mindtune.controller.contract import ClusterSection, StudyFile, write_yaml
 from mindtune.experiments.cluster_simulator.problems import KINDS, problem
 from mindtune.experiments.cluster_simulator.trial import SimulatedCluster
 
@@ -18,7 +18,8 @@ def study_content(kind: str, seed: int) -> dict[str, Any]:
     known = problem(kind, seed)
     facts = known.space.facts
     assert facts.model is not None  # noqa: S101 - every problem has one
-    cluster = {one.name: getattr(facts.cluster, one.name) for one in fields(facts.cluster)}
+    # What follows from the launcher is no key of the section.
+    cluster = {name: getattr(facts.cluster, name) for name in ClusterSection.model_fields}
     model = {one.name: getattr(facts.model, one.name) for one in fields(facts.model)}
     return {
         "schema": 1,

@@ -131,11 +131,11 @@ def test_trials_side_by_side_get_devices_of_their_own(tiny, monkeypatch, tmp_pat
     tiny.check_complete(set(), trials=5)
     running, seen = {}, set()
     for line in tiny.log_file.read_text().splitlines():
-        kind, number, value, *_ = line.split()
+        kind, number, *values = line.split()
         if kind == "devices":
-            assert value not in running.values()
-            running[number] = value
-            seen.add(value)
+            assert values[0] not in running.values()
+            running[number] = values[0]
+            seen.add(values[0])
         elif kind == "end":
             del running[number]
     assert seen == {"6,4", "2,0"}
