@@ -55,6 +55,7 @@ def measure_links(num_ranks: int = 2, *, timeout_s: float = 120.0) -> LinkMeasur
         CalibrationError: The ranks did not meet, failed or took too long.
     """
     from mindtune.controller.trials.launcher import launch  # noqa: PLC0415 - only when measuring
+    from mindtune.controller.trials.outcome import judge  # noqa: PLC0415 - as above
 
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mindtune_links_") as name:
@@ -70,9 +71,11 @@ def measure_links(num_ranks: int = 2, *, timeout_s: float = 120.0) -> LinkMeasur
             launcher="msrun",
         )
         if not file.exists():
+            why = judge(report, knobs={}).record.message
             raise CalibrationError(
                 f"{num_ranks} ranks under msrun gave no result in "
-                f"{report.supervised.wall_s:.0f} s; exit codes {report.supervised.exit_codes}."
+                f"{report.supervised.wall_s:.0f} s; exit codes {report.supervised.exit_codes}"
+                f"{f'; {why}' if why else ''}."
             )
         values = json.loads(file.read_text(encoding="utf-8"))
     return LinkMeasurement(**values, wall_s=time.monotonic() - started_s)
@@ -118,6 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         partial = Path(file).with_suffix(".part")
         partial.write_text(json.dumps(result), encoding="utf-8")
         partial.replace(file)
+    # A rank that leaves takes its connections with it: none may be the first to.
+    graph(ops.ones((_SMALL_ELEMENTS,), ms.float32)).asnumpy()
     return 0
 
 

@@ -169,11 +169,10 @@ class _Supervision:
         """Return why the launch is over, or None while it goes on."""
         self.reap()
         self.read_exit_files()
+        self._leave_queue()
         if self.is_over():
             return "exit"
         now = time.monotonic()
-        if self.is_queued and any(Path(self.spec.rank_dir or ".").glob("begun.*")):
-            self.is_queued, self.started = False, now
         if self.failed_at is None and self.has_failure():
             self.failed_at = now
         if self.failed_at is not None and now - self.failed_at >= self.spec.failure_grace_s:
@@ -189,6 +188,17 @@ class _Supervision:
         if self.parent_is_gone():
             return "parent_died"
         return self.ordered
+
+    def _leave_queue(self) -> None:
+        """Let the trial's time begin with its first node."""
+        if not self.is_queued:
+            return
+        begun = [file.stat().st_mtime for file in Path(self.spec.rank_dir or ".").glob("begun.*")]
+        if begun:
+            now = time.monotonic()
+            # A program may be over when this is looked at; the clock of the node may be another.
+            since = now - max(0.0, time.time() - min(begun))
+            self.is_queued, self.started = False, max(self.started, since)
 
     def parent_is_gone(self) -> bool:
         """Read what the launcher sent; tell whether there is no launcher any more."""
