@@ -147,6 +147,22 @@ class ModelShape:
         return self.num_layers * layers + tables + self.hidden_size
 
     @cached_property
+    def active_parameters(self) -> int:
+        """Parameters that a token is multiplied with: the N of the rule of 6 N FLOPs per token.
+
+        Of the experts those that it passes; the embedding's lookup multiplies nothing, unless the
+        output layer shares its matrix (Kaplan et al., arXiv 2001.08361, section 2.1).
+        """
+        experts = self.active_experts * self.mlp_parameters if self.num_experts else 0
+        layers = self.num_layers * (self.dense_layer_parameters + experts)
+        return layers + self.hidden_size + self.embedding_parameters
+
+    @property
+    def rule_of_six_flops(self) -> float:
+        """FLOPs per token by the rule of 6 N, which leaves out the attention over the sequence."""
+        return 6.0 * self.active_parameters
+
+    @cached_property
     def layer_flops(self) -> LayerFlops:
         """Forward FLOPs of one layer per token."""
         hidden = self.hidden_size

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+from mindtune.search.efficiency import flops_utilization, steadiness
 from mindtune.search.errors import SearchError
 from mindtune.search.facts import StudyFacts
 
@@ -141,8 +142,12 @@ class Score:
 
 def stability(trial: MeasuredTrial) -> float:
     """Return the stability of a trial, 0..1."""
-    steadiness = min(1.0, trial.median_s / statistics.fmean(trial.step_time_s))
-    return (1.0 - trial.bad_steps / len(trial.step_time_s)) * steadiness
+    times = trial.step_time_s
+    return steadiness(
+        bad_share=trial.bad_steps / len(times),
+        median_s=trial.median_s,
+        mean_s=statistics.fmean(times),
+    )
 
 
 def score(
@@ -188,8 +193,8 @@ def _mfu(trial: MeasuredTrial, facts: StudyFacts, baseline: MeasuredTrial | None
     if tokens is None:
         samples = trial.samples_per_step or facts.training.global_batch_size
         tokens = samples * model.seq_length
-    capacity = trial.median_s * cluster.peak_flops * cluster.num_devices
-    return model.step_flops(tokens) / capacity
+    flops_per_s = model.step_flops(tokens) / trial.median_s
+    return flops_utilization(flops_per_s, cluster.peak_flops, cluster.num_devices)
 
 
 def _relative(trial: MeasuredTrial, baseline: MeasuredTrial | None) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mindtune.controller.cli.compare import compare
 from mindtune.controller.cli.demo import demo
 from mindtune.controller.cli.doctor import doctor
 from mindtune.controller.cli.export import export
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "run": run,
     "replay": replay,
     "report": report,
+    "compare": compare,
     "gate": gate,
     "doctor": doctor,
 }

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from mindtune.controller.cli.compare import told_conditions
 from mindtune.controller.cli.console import out as console_out
 from mindtune.controller.cli.console import print_json
 
@@ -18,19 +19,29 @@ _WORDS = {True: "ok", False: "FAILED", None: "not measured"}
 
 
 def gate(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN")],
+    run: Annotated[
+        Path,
+        typer.Argument(help="Folder of a run or trial, or a training log.", metavar="RUN"),
+    ],
     *,
     rules: Annotated[
         Path | None, typer.Option(help="gate.yaml; default: the built-in rules.")
     ] = None,
+    study: Annotated[
+        Path | None,
+        typer.Option(help="Study file that names model and cluster, where a log does not."),
+    ] = None,
+    format: Annotated[  # noqa: A002 - the option's name
+        str, typer.Option(help="Name of a log reader; auto: found by its lines.")
+    ] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write a JUnit file.")] = None,
 ) -> int:
-    """Pass or fail a run by rules over its signals; exit code 1 if one fails."""
+    """Pass or fail a run by rules over its metrics and signals; exit code 1 if one fails."""
     from mindtune.controller.contract import write_atomic
     from mindtune.controller.reports.gate import judge_run, to_junit
 
-    output = judge_run(run, rules)
+    output = judge_run(run, rules, format=format, conditions=told_conditions(study))
     if junit is not None:
         write_atomic(junit, to_junit(output, suite=run.resolve().name))
     if json:

@@ -10,6 +10,7 @@ from mindtune.controller.contract.base import (
     PositiveCount,
     parse,
 )
+from mindtune.controller.contract.conditions import RunConditions
 from mindtune.controller.contract.fault_plan import AnyFault, FaultPlan
 from mindtune.controller.contract.files import (
     dump_yaml,
@@ -22,6 +23,7 @@ from mindtune.controller.contract.files import (
     write_yaml,
 )
 from mindtune.controller.contract.gate_file import GateFile, GateRule
+from mindtune.controller.contract.goals_file import GoalsFile
 from mindtune.controller.contract.live_sections import (
     ALERT_KINDS,
     AlertKind,
@@ -56,6 +58,7 @@ from mindtune.controller.contract.run_files import (
     Provenance,
     RunResult,
 )
+from mindtune.controller.contract.run_metrics import METRICS, Metric, RunMetrics, StepCounts
 from mindtune.controller.contract.signal_table import (
     SignalRow,
     format_header,
@@ -102,6 +105,7 @@ __all__ = [
     "ENV_RUN_DIR",
     "ENV_TRIAL_DIR",
     "LOG10_EDGES",
+    "METRICS",
     "MINDFORMERS_KEY",
     "AdviceCount",
     "AlertKind",
@@ -124,10 +128,12 @@ __all__ = [
     "GateFile",
     "GateOutput",
     "GateRule",
+    "GoalsFile",
     "GradNormPrior",
     "KnobOverride",
     "KnobsFile",
     "Learned",
+    "Metric",
     "ModelSection",
     "ModelSignalRecord",
     "Number",
@@ -140,11 +146,14 @@ __all__ = [
     "ReplayDecision",
     "ReplayOutput",
     "ReplayRun",
+    "RunConditions",
+    "RunMetrics",
     "RunResult",
     "ScoreSection",
     "SignalRow",
     "SpaceConfig",
     "SpaceOutput",
+    "StepCounts",
     "StopSection",
     "StudyFile",
     "StudySection",

@@ -178,6 +178,10 @@ class CompareRow(ContractModel):
     """Confidence interval (95 %) of achieved / baseline."""
     different: bool | None
     """Null: cannot be told."""
+    met: bool | None = None
+    """Whether the goal is reached; null: there is none, or nothing to judge by."""
+    note: str = ""
+    """Why it cannot be told, or what is missing."""
 
 
 class CompareOutput(RootModel[list[CompareRow]]):

@@ -127,6 +127,8 @@ class RunResult(Document):
     final_loss: Number | None = None
     eval_loss: Number | None = None
     peak_memory_bytes: Count | None = None
+    peak_reserved_bytes: Count | None = None
+    """Most that the framework's allocator had taken from the device; null: it does not count."""
     mfu: Number | None = None
     actions: Count = 0
     """Actions that were granted and carried out; advice is not counted."""

@@ -8,8 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from mindtune.controller.contract.conditions import RunConditions
 from mindtune.controller.contract.fault_plan import FaultPlan
 from mindtune.controller.contract.gate_file import GateFile
+from mindtune.controller.contract.goals_file import GoalsFile
 from mindtune.controller.contract.model_signals import ModelSignalRecord
 from mindtune.controller.contract.outputs import (
     CompareOutput,
@@ -20,6 +22,7 @@ from mindtune.controller.contract.outputs import (
     SpaceOutput,
 )
 from mindtune.controller.contract.run_files import BestConfig, DecisionRecord, RunResult
+from mindtune.controller.contract.run_metrics import RunMetrics
 from mindtune.controller.contract.study_file import StudyFile
 from mindtune.controller.contract.trial_files import KnobsFile, TrialRecord, TrialResult
 from mindtune.policies.signals import SIGNAL_NAMES
@@ -37,8 +40,11 @@ DOCUMENTS: dict[str, type[BaseModel]] = {
     "model_signals": ModelSignalRecord,
     "best_config": BestConfig,
     "run_result": RunResult,
+    "run_conditions": RunConditions,
+    "run_metrics": RunMetrics,
     "faults": FaultPlan,
     "gate": GateFile,
+    "goals": GoalsFile,
     "space_output": SpaceOutput,
     "explain_output": ExplainOutput,
     "replay_output": ReplayOutput,

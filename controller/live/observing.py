@@ -35,6 +35,8 @@ class Machine:
     """Bytes that the framework's allocator holds now; None where it does not count."""
     peak_memory: Callable[[], tuple[int, str] | None] = lambda: None
     """Peak in bytes so far and how it was taken; None where unknown."""
+    peak_reserved: Callable[[], int | None] = lambda: None
+    """Most bytes that the framework's allocator had taken from the device; None: not counted."""
 
 
 class StepTime(NamedTuple):

@@ -9,7 +9,14 @@ from typing import Any
 import mindspore as ms
 
 from mindtune.controller.alerts.run_alerts import open_alerts
-from mindtune.controller.contract import ENV_MARK, FaultPlan, write_yaml
+from mindtune.controller.contract import (
+    ENV_MARK,
+    FaultPlan,
+    RunConditions,
+    write_json,
+    write_yaml,
+)
+from mindtune.controller.live.conditions import run_conditions
 from mindtune.controller.live.faults.planted import PlantedFaults
 from mindtune.controller.live.foreign import ForeignStep
 from mindtune.controller.live.model_signals import ModelSignals
@@ -137,6 +144,10 @@ def open_session(
             planted=bool(settings.faults),
         )
     recorder = None if folder is None else Recorder(folder)
+    machine = _machine(place)
+    if folder is not None:
+        told = run_conditions(workload, num_devices=place.size, device=machine.device)
+        write_json(folder.path / RunConditions.FILE, told)
     if folder is not None and settings.faults:
         write_yaml(folder.path / FaultPlan.FILE, FaultPlan(faults=settings.faults))
     session = LiveSession(
@@ -145,7 +156,7 @@ def open_session(
         adapter,
         engine,
         recorder=recorder,
-        machine=_machine(place),
+        machine=machine,
         trial=trial,
         alerts=alerts,
         faults=faults,
@@ -226,6 +237,7 @@ def _machine(place: JobRank) -> Machine:
         device=device,
         memory_allocated=_memory_allocated if counts else lambda: None,
         peak_memory=_peak_allocated if counts else _peak_resident,
+        peak_reserved=_peak_reserved if counts else lambda: None,
     )
 
 
@@ -236,6 +248,10 @@ def _memory_allocated() -> int | None:
 def _peak_allocated() -> tuple[int, str] | None:
     peak = int(ms.runtime.max_memory_allocated())
     return (peak, "allocator") if peak else None
+
+
+def _peak_reserved() -> int | None:
+    return int(ms.runtime.max_memory_reserved()) or None
 
 
 def _peak_resident() -> tuple[int, str] | None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from mindtune.controller.contract import RunResult
+from mindtune.controller.contract import AnyFault, RunResult
 from mindtune.controller.live.controller import LiveController
 from mindtune.controller.trials.failure_text import shorten
 from mindtune.controller.trials.worker import outcome_of
@@ -58,6 +58,8 @@ class RunReport:
         steps: int,
         effective: Mapping[str, Any],
         own_peak: int | None,
+        reserved: int | None = None,
+        planted_faults: tuple[AnyFault, ...] = (),
     ) -> RunResult:
         """Return the result.
 
@@ -66,6 +68,8 @@ class RunReport:
             steps: Optimizer steps attempted.
             effective: Knobs read back.
             own_peak: Peak memory of this process in bytes; None if unknown.
+            reserved: What its allocator had taken from the device at most; None if unknown.
+            planted_faults: Faults that were planted on purpose.
         """
         last = self._last
         outcome, message = self._outcome(error)
@@ -76,11 +80,13 @@ class RunReport:
             final_loss=None if last is None else last.loss,
             eval_loss=self.eval_loss,
             peak_memory_bytes=self.peak_memory_bytes(own_peak),
+            peak_reserved_bytes=reserved,
             mfu=statistics.median(self._mfu) if self._mfu else None,
             actions=self._controller.num_actions,
             findings=dict(self._controller.finding_counts),
             effective=dict(effective),
             message=message,
+            planted_faults=planted_faults,
         )
 
     def _outcome(self, error: BaseException | None) -> tuple[_RunOutcome, str]:

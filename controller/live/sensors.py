@@ -28,6 +28,7 @@ from typing import Final
 from mindtune.controller.device.reading import EMPTY_READING, DeviceReading
 from mindtune.controller.live.packed import NUM_HOST_SIGNALS, StepReport
 from mindtune.policies.signals import Observation
+from mindtune.search.efficiency import flops_utilization
 
 __all__ = ["PHASES", "BatchFacts", "HostSignals", "StepSignals", "observe", "reduce_rows"]
 
@@ -197,7 +198,7 @@ def observe(
         tokens_per_s = timed_batch.tokens * per_s
     mfu = None
     if per_s is not None and timed_batch.flops is not None and peak_flops is not None:
-        mfu = timed_batch.flops * per_s / peak_flops
+        mfu = flops_utilization(timed_batch.flops * per_s, peak_flops)
     reading = host.reading
     return Observation(
         step=step,

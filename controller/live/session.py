@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from mindtune.controller.contract.fault_plan import PLANTED_FAULTS
 from mindtune.controller.device import DeviceReading, SamplingThread, choose_probe
 from mindtune.controller.live.controller import LiveController
 from mindtune.controller.live.observing import Machine, SensedStep, Sensors
+from mindtune.controller.live.result import ResultWriter
 from mindtune.controller.live.run_report import RunReport
 from mindtune.controller.live.sensors import HostSignals
 from mindtune.controller.live.settings import LiveSettings
@@ -107,6 +108,9 @@ class LiveSession:
             part is not None for part in together
         )
         self._report = RunReport(self.controller)
+        self._result = ResultWriter(
+            self._report, settings, self._machine, recorder=recorder, trial=trial, alerts=alerts
+        )
         self._watchdog = make_watchdog(
             settings.watchdog,
             self._hang,
@@ -287,7 +291,7 @@ class LiveSession:
                     leaving.callback(self._alerts.close)
                 if self._recorder is not None:
                     leaving.callback(self._recorder.close)
-                leaving.callback(self._leave_result, error, effective)
+                leaving.callback(self._result.leave, error, effective, self.step)
                 if error is None:
                     self.keep_state()
 
@@ -358,7 +362,7 @@ class LiveSession:
         """Take in a hang; called from the watchdog's thread."""
         self.controller.report(hang_finding(hang))
         if self._settings.watchdog.exit_on_hang:
-            self._leave_result(TimeoutError(hang.message()), {})
+            self._result.leave(TimeoutError(hang.message()), {}, self.step)
             if self._alerts is not None:
                 # No cleanup follows: the process ends when this returns.
                 self._alerts.close()
@@ -368,28 +372,6 @@ class LiveSession:
             return
         self._heartbeat("eval")
         self._report.eval_loss = float(self._workload.eval_fn())
-
-    def _leave_result(self, error: BaseException | None, effective: Mapping[str, Any]) -> None:
-        peak = self._machine.peak_memory()
-        own_peak, source = peak if peak is not None else (None, None)
-        if self._trial is not None and error is not None:
-            self._trial.fail(error)
-        elif self._trial is not None:
-            self._trial.finish(
-                effective=effective,
-                eval_loss=self._report.eval_loss,
-                peak_memory_bytes=self._report.peak_memory_bytes(own_peak),
-                memory_source=source,
-            )
-        else:
-            result = self._report.result(
-                error, steps=self.step, effective=effective, own_peak=own_peak
-            )
-            result = result.model_copy(update={"planted_faults": self._settings.faults})
-            if self._recorder is not None:
-                self._recorder.result(result)
-            if self._alerts is not None:
-                self._alerts.end(result)
 
     def _effective(self) -> dict[str, Any]:
         found = self._adapter.effective(micro_batch_size=self._sensors.micro_batch_size)

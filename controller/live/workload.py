@@ -57,10 +57,11 @@ class Workload:
         self.effective = effective
         self.eval_fn = eval_fn
         self.model_signals = model_signals
+        self.model: ModelSection | None = None
         self._flops_per_token: float | None = None
         if model is not None:
-            section = parse(ModelSection, dict(model), source="model")
-            self._flops_per_token = ModelShape(**section.model_dump()).model_flops
+            self.model = parse(ModelSection, dict(model), source="model")
+            self._flops_per_token = ModelShape(**self.model.model_dump()).model_flops
 
     def step_flops(self, tokens: int | None) -> float | None:
         """Return the model FLOPs of a step; None where they are unknown."""

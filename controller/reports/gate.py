@@ -1,16 +1,27 @@
-"""Whether a run may be released: rules over its signals."""
+"""Whether a run may be released: rules over its metrics and signals."""
 
 from __future__ import annotations
 
 import math
+import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from mindtune.controller.contract import GateCheck, GateOutput, read_document
-from mindtune.controller.contract.gate_file import GateFile, GateRule
-from mindtune.controller.records import RunFolder, read_signals
+from mindtune.controller.contract import (
+    GateCheck,
+    GateFile,
+    GateOutput,
+    GateRule,
+    RunConditions,
+    RunMetrics,
+    read_document,
+)
+from mindtune.controller.metrics.run_metrics import measure
+from mindtune.controller.metrics.run_source import open_source
 from mindtune.policies.signals import Observation
 
 __all__ = ["DEFAULT_RULES", "judge_run", "to_junit"]
@@ -18,6 +29,8 @@ __all__ = ["DEFAULT_RULES", "judge_run", "to_junit"]
 _TIMED = frozenset({"step_time_s", "data_time_s", "tokens_per_s", "mfu", "device_utilization"})
 """Signals of the time that a step took, which is no step's own where it held a compile, an
 evaluation or a save; any other signal of such a step counts."""
+
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 DEFAULT_RULES = (
     GateRule(
@@ -35,47 +48,108 @@ DEFAULT_RULES = (
 )  # fmt: skip
 
 
-def judge_run(folder: Path, rules_file: Path | None = None) -> GateOutput:
+def judge_run(
+    run: Path,
+    rules_file: Path | None = None,
+    *,
+    format: str = "auto",  # noqa: A002 - the option's word
+    conditions: RunConditions | None = None,
+) -> GateOutput:
     """Return what every rule says about a run.
 
     Args:
-        folder: of the run; a finished one or one that goes on.
+        run: folder of a run, finished or going on, or of a trial; or a training log.
         rules_file: gate.yaml; None: the default rules.
+        format: name of a log reader, or `auto`.
+        conditions: what is known besides, for metrics that need the model or the peak.
 
     Raises:
-        ConfigError: if the folder has no readable signals.csv, or the rules are not valid.
+        ConfigError: if there is nothing that can be read, or the rules are not valid.
     """
     rules: Sequence[GateRule] = DEFAULT_RULES
     if rules_file is not None:
         rules = read_document(GateFile, rules_file).rules
-    steps = [row.observation for row in read_signals(RunFolder(folder).signals)]
-    checks = [_check(rule, steps) for rule in rules]
+    source = open_source(run, format=format)
+    windows = [_Window(rule) for rule in rules if rule.signal is not None]
+    steps = _passing(source.observations, windows)
+    metrics = None
+    if any(rule.metric is not None for rule in rules):
+        metrics = measure(replace(source, observations=steps), conditions=conditions)
+    else:
+        deque(steps, maxlen=0)
+    of_signals = iter(windows)
+    checks = [
+        _check_metric(rule, metrics)
+        if metrics is not None and rule.metric is not None
+        else _check_signal(rule, next(of_signals).values())
+        for rule in rules
+    ]
     return GateOutput(passed=all(check.ok is not False for check in checks), checks=checks)
 
 
-def _check(rule: GateRule, steps: Sequence[Observation]) -> GateCheck:
-    trained = steps
-    if rule.signal in _TIMED:
-        trained = [step for step in steps if step.phase in (None, "train")]
-    looked_at = trained if rule.last_steps is None else trained[-rule.last_steps :]
-    values = [float(v) for o in looked_at if (v := getattr(o, rule.signal)) is not None]
-    limit = rule.max if rule.max is not None else rule.min
-    what = f"{rule.statistic} of {rule.signal} over {len(values)} steps"
+class _Window:
+    """The values of one signal that a rule looks at: of all steps, or of the last ones."""
+
+    def __init__(self, rule: GateRule) -> None:
+        self._signal = rule.signal or ""
+        self._timed = self._signal in _TIMED
+        self._steps: deque[float | None] = deque(maxlen=rule.last_steps)
+
+    def take(self, step: Observation) -> None:
+        """Take in a step."""
+        if not self._timed or step.phase in (None, "train"):
+            self._steps.append(getattr(step, self._signal))
+
+    def values(self) -> list[float]:
+        """Return what was measured."""
+        return [float(value) for value in self._steps if value is not None]
+
+
+def _passing(steps: Iterable[Observation], windows: Sequence[_Window]) -> Iterator[Observation]:
+    for step in steps:
+        for window in windows:
+            window.take(step)
+        yield step
+
+
+def _check_metric(rule: GateRule, metrics: RunMetrics) -> GateCheck:
+    name = rule.metric or ""
+    value = metrics.values()[name]
+    if value is None:
+        why = metrics.reasons.get(name)
+        return _unmeasured(rule, f"{name} was not measured{f': {why}' if why else ''}")
+    return _judged(rule, name, value)
+
+
+def _check_signal(rule: GateRule, values: Sequence[float]) -> GateCheck:
     if not values:
-        return GateCheck(
-            rule=rule.name, ok=False if rule.required else None, value=None, limit=limit,
-            message=f"{rule.signal} was not measured",
-        )  # fmt: skip
-    value = _statistic(rule, values)
+        return _unmeasured(rule, f"{rule.signal} was not measured")
+    what = f"{rule.statistic} of {rule.signal} over {len(values)} steps"
+    return _judged(rule, what, _statistic(rule, values))
+
+
+def _unmeasured(rule: GateRule, message: str) -> GateCheck:
+    return GateCheck(
+        rule=rule.name,
+        ok=False if rule.required else None,
+        value=None,
+        limit=rule.min if rule.max is None else rule.max,
+        message=message,
+    )
+
+
+def _judged(rule: GateRule, what: str, value: float) -> GateCheck:
     below = rule.min is not None and not value >= rule.min
     above = rule.max is not None and not value <= rule.max
     bounds = [f"at least {rule.min:g}"] if rule.min is not None else []
     bounds += [f"at most {rule.max:g}"] if rule.max is not None else []
     return GateCheck(
-        rule=rule.name, ok=not (below or above), value=value,
-        limit=rule.min if below else limit,
+        rule=rule.name,
+        ok=not (below or above),
+        value=value,
+        limit=rule.min if below or rule.max is None else rule.max,
         message=f"{what} is {value:g}, must be {' and '.join(bounds)}",
-    )  # fmt: skip
+    )
 
 
 def _statistic(rule: GateRule, values: Sequence[float]) -> float:
@@ -87,7 +161,7 @@ def _statistic(rule: GateRule, values: Sequence[float]) -> float:
     if any(math.isnan(value) for value in values):
         # Every comparison with NaN is false, so that a limit is never met by one.
         return math.nan
-    return _STATISTICS[rule.statistic](values)
+    return _STATISTICS[rule.statistic or ""](values)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -107,11 +181,26 @@ _STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
 def to_junit(output: GateOutput, *, suite: str) -> str:
     """Return the checks as a JUnit document, as CI systems show them."""
     failed = sum(check.ok is False for check in output.checks)
-    root = ET.Element("testsuite", name=suite, tests=str(len(output.checks)), failures=str(failed))
+    skipped = sum(check.ok is None for check in output.checks)
+    root = ET.Element(
+        "testsuite",
+        name=_xml_text(suite),
+        tests=str(len(output.checks)),
+        failures=str(failed),
+        errors="0",
+        skipped=str(skipped),
+    )
     for check in output.checks:
-        case = ET.SubElement(root, "testcase", classname="mindtune.gate", name=check.rule)
+        case = ET.SubElement(
+            root, "testcase", classname="mindtune.gate", name=_xml_text(check.rule)
+        )
         if check.ok is False:
-            ET.SubElement(case, "failure", message=check.message)
+            ET.SubElement(case, "failure", type="gate", message=_xml_text(check.message))
         elif check.ok is None:
-            ET.SubElement(case, "skipped", message=check.message)
+            ET.SubElement(case, "skipped", message=_xml_text(check.message))
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _xml_text(text: str) -> str:
+    """Spell out what XML cannot hold, such as the control characters of a name."""
+    return _NOT_XML.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

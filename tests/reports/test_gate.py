@@ -5,6 +5,7 @@ import math
 from xml.etree import ElementTree as ET
 
 import pytest
+import yaml
 
 from mindtune.controller.cli.app import main
 from mindtune.controller.contract import GateOutput, GateRule, parse
@@ -128,3 +129,90 @@ def test_names_steer_no_terminal_and_are_no_markup(tmp_path, capsys):
     rules.write_text(f"rules:\n- {{name: {name}, signal: loss, statistic: max, max: 5}}\n")
     assert main(["gate", str(run), "--rules", str(rules)]) == 0
     assert r"\x1b[31m[/red]:smile:" in capsys.readouterr().out
+
+
+METRIC_RULES = """\
+schema: 1
+rules:
+- {name: speed, metric: step_time_s, max: 0.4}
+- {name: stable, metric: stability, min: 0.9}
+- {name: mfu, metric: mfu, min: 0.3}
+- {name: end, signal: loss, statistic: last, max: 2.5}
+"""
+
+
+def test_rules_over_metrics_of_a_folder_and_of_a_log(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    lines = [f"{step},{3 - step / 100},0.5,train" for step in range(1, 61)]
+    (run / "signals.csv").write_text("step,loss,step_time_s,phase\n" + "\n".join(lines) + "\n")
+    log = tmp_path / "log.csv"
+    log.write_text((run / "signals.csv").read_text())
+    rules = tmp_path / "gate.yaml"
+    rules.write_text(METRIC_RULES)
+    for path in (run, log):
+        checks = judge_run(path, rules).checks
+        assert [check.ok for check in checks] == [False, True, None, True]
+        assert checks[0].message == "step_time_s is 0.5, must be at most 0.4"
+        assert checks[2].message.startswith("mfu was not measured: needs the model's shape")
+        assert checks[3].value == 2.4
+    assert main(["gate", str(log), "--rules", str(rules)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("{name: a, metric: mfu, signal: loss, statistic: max, max: 1}", "but got both"),
+        ("{name: a, metric: mfu, last_steps: 5, max: 1}", "but got both"),
+        ("{name: a, signal: loss, max: 1}", "but got neither"),
+        ("{name: a, max: 1}", "but got neither"),
+        (
+            "{name: a, metric: speed, max: 1}",
+            "must be a metric, but got 'speed'; known are first_loss,",
+        ),
+    ],
+)
+def test_a_rule_is_over_one_thing(tmp_path, rule, message):
+    rules = tmp_path / "gate.yaml"
+    rules.write_text(f"rules:\n- {rule}\n")
+    with pytest.raises(ConfigError, match=message):
+        judge_run(write(tmp_path / "run", [1.0]), rules)
+
+
+def test_a_name_with_control_characters_leaves_the_junit_file_readable(tmp_path):
+    run = write(tmp_path / "run", [9.0])
+    rules = tmp_path / "gate.yaml"
+    rules.write_text('rules:\n- {name: "\\e[31m\\0", signal: loss, statistic: max, max: 5}\n')
+    assert main(["gate", str(run), "--rules", str(rules), "--junit", str(tmp_path / "j.xml")]) == 1
+    suite = ET.parse(tmp_path / "j.xml").getroot()
+    assert suite[0].get("name") == r"\x1b[31m\x00"
+
+
+def test_the_ci_jobs_are_yaml_and_their_commands_run(tmp_path, monkeypatch, capsys):
+    run = write(tmp_path / "run", [2.0] * 30)
+    (tmp_path / "gate.yaml").write_text("rules:\n- {name: end, metric: loss, max: 3}\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "run", "--save-baseline", "baseline.json"]) == 0
+    for system in ("github", "gitlab"):
+        file = tmp_path / f"{system}.yaml"
+        assert main(["init", "--ci", system, str(file)]) == 0
+        content = yaml.safe_load(file.read_text())
+        if system == "github":
+            # YAML 1.1 reads the key `on` as true.
+            assert True in content
+            commands = [step["run"] for step in content["jobs"]["train"]["steps"] if "run" in step]
+        else:
+            assert content["stages"] == ["train", "gate"]
+            assert content["gate"]["artifacts"]["reports"] == {"junit": "gate.xml"}
+            jobs = [content["train"], content["gate"]]
+            commands = [
+                line for job in jobs for line in (*job["script"], *job.get("after_script", ()))
+            ]
+        assert [command.split()[1] for command in commands] == ["run", "gate", "compare"]
+        for command in commands[1:]:
+            assert main(command.split()[1:]) == 0, command
+        assert ET.parse(tmp_path / "gate.xml").getroot().get("tests") == "1"
+        (tmp_path / "gate.xml").unlink()
+        assert main(["init", "--ci", system, str(file)]) == 2
+    assert run.exists()
+    capsys.readouterr()

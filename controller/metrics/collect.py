@@ -1,0 +1,214 @@
+"""Reads the steps of a run once and keeps what its figures are made of, a few numbers per step."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from mindtune.controller.records.segments import Segment, segments
+from mindtune.policies import detectors
+from mindtune.policies.detectors import DetectorState
+from mindtune.policies.findings import Finding, FindingKind
+from mindtune.policies.incidents import merge
+from mindtune.policies.signals import Observation
+
+__all__ = ["Collected", "collect"]
+
+_FIRST = "first"
+_NumberT = TypeVar("_NumberT", int, float)
+
+
+def _floats() -> array[float]:
+    return array("d")
+
+
+@dataclass
+class Collected:
+    """What the steps of a run say; arrays are in the order of the steps."""
+
+    first_step: int = 0
+    last_step: int = 0
+    recorded: int = 0
+    segments: int = 0
+    repeated: int = 0
+    """Steps made once more after a restart."""
+    excluded: Counter[str] = field(default_factory=Counter)
+    """Why a step's time does not count -> how many."""
+    loss_steps: array[float] = field(default_factory=_floats)
+    losses: array[float] = field(default_factory=_floats)
+    eval_losses: array[float] = field(default_factory=_floats)
+    grad_norms: array[float] = field(default_factory=_floats)
+    """Finite ones."""
+    step_times: array[float] = field(default_factory=_floats)
+    """Of steps that only trained, as all of the following."""
+    token_rates: array[float] = field(default_factory=_floats)
+    sample_rates: array[float] = field(default_factory=_floats)
+    waits: array[float] = field(default_factory=_floats)
+    waited_steps: array[float] = field(default_factory=_floats)
+    """Step times of the steps in `waits`."""
+    mfus: array[float] = field(default_factory=_floats)
+    """As the run has recorded them."""
+    stragglers: array[float] = field(default_factory=_floats)
+    utilizations: array[float] = field(default_factory=_floats)
+    powers: array[float] = field(default_factory=_floats)
+    overflows: array[float] = field(default_factory=_floats)
+    skips: array[float] = field(default_factory=_floats)
+    bad_steps: float = 0.0
+    """Non-finite, skipped, overflowed or loss-spiking; a rate counts as a part of one."""
+    non_finite: int = 0
+    temperature_c: float | None = None
+    used_bytes: int | None = None
+    allocated_bytes: int | None = None
+    device_bytes: int | None = None
+    wall_s: float = 0.0
+    """Sum over segments of the time from their start to their last step."""
+    trained_s: float = 0.0
+    """Of it, in steps that only trained."""
+    incidents: list[Finding] = field(default_factory=list)
+    """What the detectors have found."""
+
+    def spikes(self, kind: FindingKind) -> int:
+        """Return how many incidents of a kind there were."""
+        return sum(finding.kind is kind for finding in self.incidents)
+
+
+def collect(observations: Iterable[Observation]) -> Collected:
+    """Read all observations; those of a log may come as they are read."""
+    found = Collected()
+    state = DetectorState()
+    highest = -1
+    for segment in segments(observations):
+        if segment.starts_over:
+            state = DetectorState()
+        reader = _SegmentReader(found, segment, state, highest)
+        found.incidents += merge(reader.findings(), gap=segment.interval)
+        state, highest = reader.state, max(highest, found.last_step)
+        found.segments += 1
+    return found
+
+
+class _SegmentReader:
+    """The steps of one segment on their way into the arrays."""
+
+    def __init__(
+        self, found: Collected, segment: Segment, state: DetectorState, highest: int
+    ) -> None:
+        self.state = state
+        self._found = found
+        self._segment = segment
+        self._highest = highest
+        self._wall_s = 0.0
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what the detectors find; take in each step on the way."""
+        for index, observation in enumerate(self._segment.observations):
+            findings, self.state = detectors.update(observation, self.state)
+            self._take(observation, is_first=index == 0, findings=findings)
+            yield from findings
+        self._found.wall_s += self._wall_s
+
+    def _take(
+        self, observation: Observation, *, is_first: bool, findings: tuple[Finding, ...]
+    ) -> None:
+        found = self._found
+        if not found.recorded:
+            found.first_step = observation.step
+        found.recorded += 1
+        found.last_step = observation.step
+        found.repeated += observation.step <= self._highest
+        if observation.wall_time_s is not None and math.isfinite(observation.wall_time_s):
+            self._wall_s = max(self._wall_s, observation.wall_time_s)
+        _take_course(found, observation)
+        _take_events(found, observation, findings)
+        _take_device(found, observation)
+        why = _why_untimed(observation, is_first=is_first)
+        if why is not None:
+            found.excluded[why] += 1
+        else:
+            _take_times(found, observation)
+
+
+def _why_untimed(observation: Observation, *, is_first: bool) -> str | None:
+    """Return what a step's time went into besides training; None: nothing."""
+    phase = observation.phase
+    if phase not in (None, "train"):
+        return phase
+    if phase is None and is_first:
+        return _FIRST
+    if phase is None and observation.eval_loss is not None:
+        return "eval"
+    return None
+
+
+def _take_course(found: Collected, observation: Observation) -> None:
+    if observation.loss is not None:
+        found.loss_steps.append(observation.step)
+        found.losses.append(observation.loss)
+    if observation.eval_loss is not None:
+        found.eval_losses.append(observation.eval_loss)
+    norm = observation.grad_norm
+    if norm is not None and math.isfinite(norm):
+        found.grad_norms.append(norm)
+
+
+def _take_events(
+    found: Collected, observation: Observation, findings: tuple[Finding, ...]
+) -> None:
+    values = (observation.loss, observation.grad_norm)
+    broken = any(value is not None and not math.isfinite(value) for value in values)
+    found.non_finite += broken
+    bad = float(broken or any(entry.kind is FindingKind.LOSS_SPIKE for entry in findings))
+    for value, column in (
+        (observation.overflow, found.overflows),
+        (observation.update_skipped, found.skips),
+    ):
+        if value is not None and math.isfinite(value):
+            column.append(value)
+            bad = max(bad, min(1.0, value))
+    found.bad_steps += bad
+
+
+def _take_device(found: Collected, observation: Observation) -> None:
+    found.used_bytes = _larger(found.used_bytes, observation.device_memory_used_bytes)
+    found.allocated_bytes = _larger(found.allocated_bytes, observation.memory_allocated_bytes)
+    found.device_bytes = _larger(found.device_bytes, observation.device_memory_total_bytes)
+    found.temperature_c = _larger(found.temperature_c, observation.device_temperature_c)
+    _keep(found.powers, observation.device_power_w)
+
+
+def _take_times(found: Collected, observation: Observation) -> None:
+    time_s = observation.step_time_s
+    _keep(found.mfus, observation.mfu)
+    _keep(found.stragglers, observation.straggler_ratio)
+    _keep(found.utilizations, observation.device_utilization)
+    rate = observation.tokens_per_s
+    if time_s is None or not 0 < time_s < math.inf:
+        _keep(found.token_rates, rate)
+        return
+    found.step_times.append(time_s)
+    found.trained_s += time_s
+    # On several ranks a row holds the time of the step before: its own rate fits that time.
+    if rate is None and observation.tokens is not None:
+        rate = observation.tokens / time_s
+    _keep(found.token_rates, rate)
+    if observation.global_batch_size is not None:
+        found.sample_rates.append(observation.global_batch_size / time_s)
+    wait_s = observation.data_time_s
+    if wait_s is not None and 0 <= wait_s < math.inf:
+        found.waits.append(wait_s)
+        found.waited_steps.append(time_s)
+
+
+def _keep(column: array[float], value: float | None) -> None:
+    if value is not None and math.isfinite(value):
+        column.append(value)
+
+
+def _larger(known: _NumberT | None, value: _NumberT | None) -> _NumberT | None:
+    if value is None or not math.isfinite(value):
+        return known
+    return value if known is None else max(known, value)
