@@ -9,20 +9,17 @@ from random import Random
 
 from mindtune.experiments.cluster_simulator.luck import OUTLIER_LENGTH, Run, draw_run
 from mindtune.experiments.cluster_simulator.machine import Machine
+from mindtune.experiments.cluster_simulator.refusal import refusal
 from mindtune.experiments.cluster_simulator.simulator import Simulator, Truth
 from mindtune.experiments.search_quality.problem import SimulatedTrial
 from mindtune.search.constraints import SpaceReport, check
-from mindtune.search.cost_model import CostModel
 from mindtune.search.facts import StudyFacts
 from mindtune.search.knobs import Config
-from mindtune.search.rules import RULES
 from mindtune.search.scoring import MeasuredTrial, score
 from mindtune.search.space import Space
 
-__all__ = ["STRUCTURE", "SimulatedProblem", "expected_value"]
+__all__ = ["SimulatedProblem", "expected_value"]
 
-STRUCTURE = tuple(rule for rule in RULES if not rule.name.startswith("memory"))
-"""Rules that a program would enforce itself; what fits the memory is for the machine to say."""
 _REFUSED_S = 30.0
 """How long a program takes to refuse a config that cannot be laid out."""
 
@@ -66,6 +63,8 @@ class SimulatedProblem:
             step_time_s=measured.median_s,
             memory_bytes=run.memory_bytes,
             wall_s=run.wall_s,
+            step_times_s=run.step_time_s,
+            is_bad=run.bad,
         )
 
     def draw(self, config: Config, *, seed: int, measure_steps: int | None = None) -> Run | None:
@@ -88,16 +87,15 @@ class SimulatedProblem:
             return None
         return expected_value(truth, self.machine, self.space.facts)
 
-    def truth(self, config: Config) -> Truth | None:
-        """Return what a config of the space really costs; None: it cannot be laid out."""
-        complete = self.space.complete(config)
-        if any(rule.check(complete, self._formulas) is not None for rule in STRUCTURE):
-            return None
-        return self.simulator.truth(complete)
+    def can_start(self, config: Config) -> bool:
+        """Return whether its program starts a config at all, by the program's own arithmetic."""
+        return refusal(self.space.complete(config), self.space.facts) is None
 
-    @cached_property
-    def _formulas(self) -> CostModel:
-        return CostModel(self.space.facts)
+    def truth(self, config: Config) -> Truth | None:
+        """Return what a config of the space really costs; None: its program refuses it."""
+        if not self.can_start(config):
+            return None
+        return self.simulator.truth(self.space.complete(config))
 
 
 def expected_value(truth: Truth, machine: Machine, facts: StudyFacts) -> float | None:

@@ -111,6 +111,18 @@ KINDS: dict[str, _Kind] = {
             "use_seq_parallel": "auto", "comm_overlap": "auto",
         },
     ),
+    "dense_1024_2000000": _Kind(
+        # As above, with knobs that every layout has: 138,240 of its configs fill the cluster.
+        devices=1024, model=_LLAMA_70B, batch=2048,
+        space={
+            "data_parallel": "auto", "model_parallel": [1, 2, 4, 8],
+            "pipeline_stage": [1, 2, 4, 8, 16, 20], "pp_interleave_num": [1, 2],
+            "micro_batch_size": [1, 2, 4, 8], "recompute": _RECOMPUTE,
+            "optimizer_sharding": ["none", "optimizer", "parameter"],
+            "use_seq_parallel": "auto", "comm_overlap": "auto",
+            "comm_fusion": [0, 8, 32], "data_workers": [1, 2, 4], "prefetch": [2, 8],
+        },
+    ),
     "experts_1024_100000": _Kind(
         devices=1024, model=_MIXTRAL, batch=4096,
         space={

@@ -10,13 +10,13 @@ from random import Random
 
 import numpy as np
 
-from mindtune.experiments.cluster_simulator.problem import STRUCTURE, SimulatedProblem
+from mindtune.experiments.cluster_simulator.problem import SimulatedProblem
 from mindtune.experiments.cluster_simulator.problems import problem
 from mindtune.experiments.model_accuracy.metrics import regret, tie_aware_spearman
 from mindtune.experiments.provenance import provenance
 from mindtune.search.cost_model import Measurement, calibrate
 from mindtune.search.knobs import Config
-from mindtune.search.walk import walk
+from mindtune.search.ranking import passing_without_memory
 
 __all__ = ["ProblemFigures", "figures", "survey"]
 
@@ -77,8 +77,8 @@ def figures(known: SimulatedProblem) -> ProblemFigures:
     champion = next(e.config for e, v in zip(configs, values, strict=True) if v == best)
     runs = [known.run(champion, seed=seed) for seed in range(_REPEATS)]
     seen = [run.value for run in runs if run.value is not None]
-    # Every config that a program would start, whatever its memory is predicted to be.
-    startable = walk(known.space, known.report.cost, STRUCTURE)
+    # Every config that the other rules let pass, whatever its memory is predicted to be.
+    startable = passing_without_memory(known.space, known.report.cost)
     most = max(known.true_value(config) or 0.0 for config in startable)
     return ProblemFigures(
         total=known.report.total,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mindtune.controller.errors import ConfigError
 from mindtune.experiments.exhaustive_table.recorder import Progress, open_recorder
+from mindtune.experiments.exhaustive_table.rows import MOST_OTHER_WORK
 from mindtune.search.errors import SearchError
 from mindtune.search.knobs import describe
 
@@ -43,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--leaders", type=int, default=20, help="best configs measured again")
     parser.add_argument("--repeats", type=int, default=2, help="how often they are")
     parser.add_argument(
-        "--most-other-work", type=float, default=0.1,
+        "--most-other-work", type=float, default=MOST_OTHER_WORK,
         help="share of the machine above which a measurement does not count",
     )  # fmt: skip
     parser.add_argument("--measure-steps", type=int, help="of a trial; default: the study file's")

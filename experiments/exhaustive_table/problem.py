@@ -14,13 +14,22 @@ from mindtune.controller.trials.study_setup import load_study
 from mindtune.experiments.exhaustive_table.rows import Row, comparable, read_rows
 from mindtune.experiments.search_quality.problem import SimulatedTrial
 from mindtune.search.constraints import SpaceReport, check
+from mindtune.search.cost_model import CostModel
 from mindtune.search.knobs import Config
+from mindtune.search.rules import RULES
 from mindtune.search.space import Space
+from mindtune.search.walk import walk
 
-__all__ = ["TableProblem", "load_table"]
+__all__ = ["TableProblem", "configs_of", "load_table"]
 
 _REFUSED_S = 10.0
 """Time of a trial that its program refuses: a start of Python and MindSpore."""
+
+
+def configs_of(space: Space) -> list[Config]:
+    """Return every config that could run, those of too much predicted memory included."""
+    rules = [rule for rule in RULES if not rule.name.startswith("memory")]
+    return list(walk(space, CostModel(space.facts), rules))
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,11 @@ class TableProblem:
             return SimulatedTrial("bad_config", wall_s=_REFUSED_S)
         step_s = statistics.median(row.step_times_s) if row.outcome == "ok" else None
         value = row.value if row.outcome == "ok" else None
-        return SimulatedTrial(row.outcome, value, step_s, row.peak_memory_bytes, row.wall_s)
+        # Which steps were bad is not recorded: as a trial of the table plays it, the first ones.
+        is_bad = tuple(index < row.bad_steps for index in range(len(row.step_times_s)))
+        return SimulatedTrial(
+            row.outcome, value, step_s, row.peak_memory_bytes, row.wall_s, row.step_times_s, is_bad
+        )
 
     def draw(self, config: Config, *, seed: int) -> Row | None:
         """Return a measurement as the recorder could have made it; None: it made none."""
@@ -86,6 +99,10 @@ class TableProblem:
         times = tuple(seconds * slower for seconds in row.step_times_s)
         return replace(row, value=value, step_times_s=times)
 
+    def can_start(self, config: Config) -> bool:
+        """Return whether the config was measured: the table knows nothing of the others."""
+        return self.space.key(config) in self._by_key
+
     def true_value(self, config: Config) -> float | None:
         """Return the geometric mean of the values; None: most of its trials failed."""
         rows = self._by_key.get(self.space.key(config), [])
@@ -100,20 +117,30 @@ def load_table(study_file: Path, table: Path, *, name: str | None = None) -> Tab
 
     Args:
         study_file: The study that the table is of.
-        table: Its rows; those that were not measured as the last one are left out.
+        table: Its rows; those that other work disturbed, or that were not measured as the last
+            one, are left out.
         name: Name of the problem; None: the study's.
 
     Raises:
-        ConfigError: if a file cannot be read, the table has no rows, or they are of another space.
+        ConfigError: if a file cannot be read, the rows are of another space, or a config that
+            could run has none that counts: the best might be missing.
     """
     rows = comparable(read_rows(table))
     if not rows:
-        raise ConfigError(f"{table} must hold rows of a table, but has none.")
+        raise ConfigError(f"{table} must hold rows that count, but has none.")
     setup = load_study(study_file)
     space = setup.with_peak(rows[-1].peak_flops)
     for row in rows:
         if row.config not in space:
             raise ConfigError(f"{table} has configs that {study_file} does not list.")
+    known = {space.key(row.config) for row in rows}
+    configs = configs_of(space)
+    missing = sum(space.key(config) not in known for config in configs)
+    if missing:
+        raise ConfigError(
+            f"{table} must have a row that counts for each of {len(configs)} configs, but "
+            f"{missing} have none; record on until it says that none is missing."
+        )
     return TableProblem(name or f"table_{setup.study.study.name}", space, tuple(rows))
 
 

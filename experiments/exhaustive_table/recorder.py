@@ -18,14 +18,17 @@ from mindtune.controller.trials.peak import resolve_peak
 from mindtune.controller.trials.scores import Scorer
 from mindtune.controller.trials.study_folder import StudyFolder
 from mindtune.controller.trials.study_setup import StudySetup, load_study
-from mindtune.experiments.exhaustive_table.rows import Row, append_row, read_rows
+from mindtune.experiments.exhaustive_table.problem import configs_of
+from mindtune.experiments.exhaustive_table.rows import (
+    MOST_OTHER_WORK,
+    Row,
+    append_row,
+    read_rows,
+)
 from mindtune.experiments.provenance import OtherWork, Provenance, provenance
-from mindtune.search.cost_model import CostModel
 from mindtune.search.knobs import Config
-from mindtune.search.rules import RULES
-from mindtune.search.walk import walk
 
-__all__ = ["TABLE", "Progress", "Recorder", "configs_of", "open_recorder"]
+__all__ = ["TABLE", "Progress", "Recorder", "open_recorder"]
 
 TABLE = "table.csv"
 
@@ -39,12 +42,6 @@ class Progress:
     """Whether the machine had little else to do; otherwise it is measured again."""
     done: int
     planned: int
-
-
-def configs_of(setup: StudySetup) -> list[Config]:
-    """Return every config that could run, those of too much predicted memory included."""
-    rules = [rule for rule in RULES if not rule.name.startswith("memory")]
-    return list(walk(setup.space, CostModel(setup.space.facts), rules))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +173,7 @@ def open_recorder(
     *,
     leaders: int = 20,
     repeats: int = 2,
-    most_other_work: float = 0.1,
+    most_other_work: float = MOST_OTHER_WORK,
     measure_steps: int | None = None,
 ) -> Recorder:
     """Return the recorder of a study, new or resumed; the peak is measured if it has to be.
@@ -205,7 +202,7 @@ def open_recorder(
         measurer=Measurer(setup, folder, study_identity(setup)),
         scorer=Scorer(setup.study, space.facts),
         provenance=provenance(),
-        configs=configs_of(setup),
+        configs=configs_of(setup.space),
         leaders=leaders,
         repeats=repeats,
         most_other_work=most_other_work,

@@ -20,7 +20,10 @@ from mindtune.controller.records.append_file import open_append
 from mindtune.search.errors import SearchError
 from mindtune.search.knobs import Config, canonical, knob_text
 
-__all__ = ["Row", "append_row", "comparable", "read_rows", "relative_spread"]
+__all__ = ["MOST_OTHER_WORK", "Row", "append_row", "comparable", "read_rows", "relative_spread"]
+
+MOST_OTHER_WORK = 0.1
+"""Share of the machine that other programs may take during a measurement that counts."""
 
 _BEFORE = ("number", "repeat")
 _AFTER = (
@@ -130,9 +133,14 @@ def read_rows(path: Path) -> list[Row]:
         raise ConfigError(f"{path}, line {table.line_num} is no row: {error}") from None
 
 
-def comparable(rows: Iterable[Row]) -> list[Row]:
-    """Return the rows that were measured as the last one was; of equal ones the later."""
-    found = list(rows)
+def comparable(rows: Iterable[Row], *, most_other_work: float = MOST_OTHER_WORK) -> list[Row]:
+    """Return the rows that count and were measured as the last of them; of equal ones the later.
+
+    Args:
+        rows: Of a table, in the order in which they were measured.
+        most_other_work: Share of the machine that other programs may have taken meanwhile.
+    """
+    found = [row for row in rows if row.others_share <= most_other_work]
     latest = {
         (row.number, row.repeat): row for row in found if row.conditions == found[-1].conditions
     }

@@ -1,55 +1,32 @@
-"""One search of one problem, from the base config to the last trial."""
+"""One search of one problem, from the base config to what its study concludes.
+
+Theory of operation. The base config, the method and the noise of trials and of confirmations have
+random streams of their own, all from the seed of the search. Trials take the problem's time: a
+method with several workers is asked again whenever one of them is free, and told of a result when
+its trial ends. After each end a study of the trials so far is concluded.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import random
 import statistics
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from heapq import heappop, heappush
 
-from mindtune.controller.trials.confirm import num_leaders
 from mindtune.experiments.provenance import Provenance
-from mindtune.experiments.search_quality.methods import METHODS
-from mindtune.experiments.search_quality.problem import Problem
-from mindtune.experiments.search_quality.rows import SearchRow
+from mindtune.experiments.search_quality.conclusion import BASE, Tried, concluded, leaders
+from mindtune.experiments.search_quality.early_stops import best_bar, stopped_early
+from mindtune.experiments.search_quality.methods import METHODS, Method, Searcher
+from mindtune.experiments.search_quality.problem import Problem, SimulatedTrial
+from mindtune.experiments.search_quality.rows import SearchRow, SpaceFacts
 from mindtune.search.constraints import SpaceReport
+from mindtune.search.facts import StudyFacts
 from mindtune.search.knobs import Config
-from mindtune.search.ranking import passing_without_memory
 
-__all__ = ["Answers", "answers", "search"]
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What is true of a problem, whoever searches it."""
-
-    best: float
-    """Largest true value, configs that the rules reject included."""
-    accepted_failures: int
-    """Configs that the rules let pass, before any trial, and that cannot run."""
-    rejected_runnable: int
-    """Configs that could run and that the rules reject."""
-
-
-def answers(problem: Problem) -> Answers:
-    """Return what is true of a problem; what breaks the layout's own rules cannot run."""
-    report = problem.report
-    accepted = [problem.true_value(entry.config) for entry in report.configs]
-    possible = (
-        passing_without_memory(report.space, report.cost)
-        if report.space.candidates is None
-        else report.space.configs()
-    )
-    keys = report.keys
-    rejected = [
-        problem.true_value(config) for config in possible if report.space.key(config) not in keys
-    ]
-    running = [value for value in (*accepted, *rejected) if value is not None]
-    return Answers(
-        best=max(running),
-        accepted_failures=sum(value is None for value in accepted),
-        rejected_runnable=sum(value is not None for value in rejected),
-    )
+__all__ = ["search", "stream", "with_base"]
 
 
 def search(
@@ -59,7 +36,7 @@ def search(
     *,
     seed: int,
     trials: int,
-    known: Answers,
+    known: SpaceFacts,
     measured: Provenance,
 ) -> SearchRow:
     """Return what a search came to.
@@ -68,60 +45,140 @@ def search(
         problem: What to search.
         name: Of the problem in the rows, the same for all its clusters.
         method: Key of `METHODS`.
-        seed: Of the base config, of the method and of every trial.
+        seed: Of everything that is drawn.
         trials: The most that it may take.
         known: `answers` of the problem.
         measured: Where and when.
     """
-    report = _with_base(problem, seed)
-    searcher = METHODS[method](report, trials, seed)
+    how = METHODS[method]
+    report = with_base(problem, seed)
+    begin = time.perf_counter()
+    searcher = how.open(report, trials, stream(seed, "method"))
+    course = _Course(problem, how, searcher, seed, trials, own_s=time.perf_counter() - begin)
     regrets: list[float] = []
-    outcomes: list[str] = []
-    asked_s: list[float] = []
-    wall_s = 0.0
-    leaders: list[tuple[float, float]] = []  # measured and true value
-    while len(outcomes) < trials:
-        begin = time.perf_counter()
-        config = searcher.ask()
-        asked_s.append(time.perf_counter() - begin)
-        if config is None:
-            break
-        trial = problem.run(config, seed=seed)
-        searcher.tell(trial)
-        outcomes.append(trial.outcome)
-        wall_s += trial.wall_s
-        if trial.value is not None:
-            leaders.append((trial.value, problem.true_value(config) or 0.0))
-            leaders.sort(reverse=True)
-        confirmed = leaders[: num_leaders(len(outcomes))]
-        found = max((true for _, true in confirmed), default=0.0)
-        regrets.append(round(1.0 - found / known.best, 6))
+    leader_regrets: list[float] = []
+    while course.step():
+        regrets.append(_regret([course.winner()], problem, known))
+        best = [one.config for one in leaders(course.tried)]
+        leader_regrets.append(_regret([*best, course.base], problem, known))
     return SearchRow(
         problem=name,
         method=method,
         seed=seed,
         trials=trials,
-        configs=report.total,
-        feasible=report.feasible,
-        accepted_failures=known.accepted_failures,
-        rejected_runnable=known.rejected_runnable,
+        space=known,
         regrets=tuple(regrets),
-        outcomes=tuple(outcomes),
-        ask_s=statistics.median(asked_s),
-        wall_s=wall_s,
+        leader_regrets=tuple(leader_regrets),
+        outcomes=tuple(one.trial.outcome for one in course.tried),
+        own_s=statistics.median(course.spent_s),
+        slowest_own_s=max(course.spent_s),
+        wall_s=course.now_s,
         measured=measured,
     )
 
 
-def _with_base(problem: Problem, seed: int) -> SpaceReport:
+def stream(seed: int, purpose: str) -> int:
+    """Return the seed of one purpose: 32 bits that have nothing to do with those of others."""
+    return int.from_bytes(hashlib.sha256(f"{purpose}:{seed}".encode()).digest()[:4], "big")
+
+
+def with_base(problem: Problem, seed: int) -> SpaceReport:
     """Return the space as a user would hand it over, whose own config runs: drawn by the seed."""
-    report = problem.report
-    base = _running(problem, report, random.Random(f"{problem.name}:{seed}"))
-    return replace(report, space=replace(report.space, base=base))
-
-
-def _running(problem: Problem, report: SpaceReport, draw: random.Random) -> Config:
+    report, draw = problem.report, random.Random(stream(seed, "base"))
     while True:
-        config = draw.choice(report.configs).config
-        if problem.true_value(config) is not None:
-            return config
+        base = draw.choice(report.configs).config
+        if problem.true_value(base) is not None:
+            return replace(report, space=replace(report.space, base=base))
+
+
+def _regret(found: list[Config | None], problem: Problem, known: SpaceFacts) -> float:
+    values = [problem.true_value(config) or 0.0 for config in found if config is not None]
+    return round(1.0 - max(values, default=0.0) / known.best, 6)
+
+
+@dataclass
+class _Course:
+    """A search as its trials start and end."""
+
+    problem: Problem
+    how: Method
+    searcher: Searcher
+    seed: int
+    trials: int
+    own_s: float
+    """Of the method since its last result."""
+    now_s: float = 0.0
+    """The problem's clock."""
+    tried: list[Tried] = field(default_factory=list)
+    """In the order of their ends."""
+    spent_s: list[float] = field(default_factory=list)
+    """Of the method, for each of them."""
+    base: Config | None = None
+    _running: list[tuple[float, int, int, Tried]] = field(default_factory=list)
+    """End, number of the start, number that the method knows it by."""
+    _started: int = 0
+
+    def __post_init__(self) -> None:
+        # A prefix of the trials confirms mostly what the one before it did.
+        self._confirm = lru_cache(maxsize=None)(self._confirming)
+
+    def step(self) -> bool:
+        """Let the next trial end; return False where there is none."""
+        begin = time.perf_counter()
+        while len(self._running) < self.how.workers and self._started < self.trials:
+            asked = self.searcher.ask()
+            if asked is None:
+                break
+            own, config = asked
+            self.own_s += time.perf_counter() - begin
+            self._start(own, config)
+            begin = time.perf_counter()
+        if not self._running:
+            return False
+        self.now_s, _, own, ended = heappop(self._running)
+        self.tried.append(ended)
+        begin = time.perf_counter()
+        self.searcher.tell(own, ended.trial)
+        self.spent_s.append(self.own_s + time.perf_counter() - begin)
+        self.own_s = 0.0
+        return True
+
+    def winner(self) -> Config | None:
+        """Return what a study of the trials so far concludes; None: it has no winner."""
+        if not any(one.number == BASE for one in self.tried):
+            return None  # other workers were faster than that of the base config
+        memory = self._facts.cluster.device_memory
+        return concluded(
+            self.tried,
+            lambda config, repeat: self._confirm(tuple(config.items()), repeat),
+            device_memory=memory,
+        )
+
+    def _start(self, own: int, config: Config) -> None:
+        trial = self.problem.run(config, seed=stream(self.seed, "trial"))
+        number = self._started
+        if self.how.stops_early and number != BASE:
+            bar = best_bar([one.trial for one in self.tried], self._facts)
+            trial = stopped_early(trial, bar, self._facts)
+        if number == BASE:
+            self.base = config
+        started = Tried(number, config, _judged(trial, self._facts))
+        heappush(self._running, (self.now_s + trial.wall_s, number, own, started))
+        self._started += 1
+
+    def _confirming(self, config: tuple[tuple[str, bool | int | str], ...], repeat: int
+                    ) -> SimulatedTrial:  # fmt: skip
+        seed = stream(self.seed, f"confirming:{repeat}")
+        return _judged(self.problem.run(dict(config), seed=seed), self._facts)
+
+    @property
+    def _facts(self) -> StudyFacts:
+        return self.problem.report.space.facts
+
+
+def _judged(trial: SimulatedTrial, facts: StudyFacts) -> SimulatedTrial:
+    """Return a trial as its study takes it: above the memory that the user allows, it is out."""
+    limit = facts.memory_limit
+    if trial.outcome != "ok" or limit is None or (trial.memory_bytes or 0.0) <= limit[0]:
+        return trial
+    return replace(trial, outcome="infeasible", value=None)

@@ -32,13 +32,13 @@ from mindtune.search.memory_model import MemoryRates
 from mindtune.search.space import Space
 from mindtune.search.time_model import TimeRates
 
-__all__ = ["MIN_CONFIGS", "PublishedProblem", "published_problems"]
+__all__ = ["MIN_CONFIGS", "UTILIZATION", "PublishedProblem", "published_problems"]
 
 MIN_CONFIGS = 100
 """Configs, failed ones included, of a group that is a problem."""
-_UTILIZATION = 0.95
-"""Share of the device memory that a config may be predicted to use. The fastest configs of these
-tables used up to 0.94 of it; a study file's own limit would reject them by the user's will."""
+UTILIZATION = 0.9
+"""Share of the device memory that a config may be predicted to use, as in the simulated problems.
+A study file that sets none allows all of it, and the file that `init` writes 0.85."""
 _LAUNCH_S = 90.0
 """Start of a trial, compilation included: the order of what public tuners report (DeepSpeed: 127 s
 for a trial in all)."""
@@ -56,13 +56,14 @@ class PublishedProblem:
     rows: tuple[Row, ...]
     usual: Callable[[], Usual]
     """What tables of other programs teach."""
+    utilization: float = UTILIZATION
 
     @cached_property
     def report(self) -> SpaceReport:
         """The group's configs under the rules."""
         # Where the vocabulary is padded by tensor parallelism, the smallest is the model's own.
         first = min(self.rows, key=lambda row: row.model.vocab_size)
-        limits = Limits(framework="other", memory_utilization=_UTILIZATION)
+        limits = Limits(framework="other", memory_utilization=self.utilization)
         facts = replace(first.facts, limits=limits)
         usual = self.usual()
         cost = CostModel(facts, usual.memory, usual.time, usual=usual)
@@ -83,6 +84,10 @@ class PublishedProblem:
             memory_bytes=row.memory_bytes,
             wall_s=_LAUNCH_S + _STEPS * row.step_time_s,
         )
+
+    def can_start(self, config: Config) -> bool:
+        """Return whether somebody has started it: every config of the table was."""
+        return _key(config) in self._runs
 
     def true_value(self, config: Config) -> float | None:
         """Return the MFU at the mean of the published step times."""

@@ -13,14 +13,87 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from mindtune.controller.contract import Document
+from mindtune.controller.contract import ContractModel, Count, Document
 from mindtune.experiments.provenance import Provenance
 from mindtune.experiments.row_file import append_row, read_keyed_rows
 
-__all__ = ["RowKey", "SearchRow", "append_row", "newest", "read_rows"]
+__all__ = ["FILL", "RowKey", "SearchRow", "SpaceFacts", "append_row", "newest", "read_rows"]
 
-RowKey = tuple[str, str, int, int | None, str]
+RowKey = tuple[str, str, int, int, str]
 """Problem, method, seed, trials, revision of the code."""
+FILL = "degrees_fill_cluster"
+"""The rule that is asked first. Which configs it rejects follows from what the user lists for the
+degrees, so that a longer list looks like more work done."""
+
+
+class SpaceFacts(ContractModel):
+    """What is true of a problem, whoever searches it. Counts are of configs."""
+
+    configs: int = Field(ge=1)
+    """Of the space."""
+    rejected: dict[str, Count]
+    """Rule -> configs that fail it and none before it; the rules that reject any."""
+    rejected_runnable: dict[str, Count]
+    """Rule -> those of them that could run after all."""
+    feasible: int = Field(ge=1)
+    """That the rules let pass before any trial."""
+    accepted_refused: Count
+    """Of those, configs that the program does not even start."""
+    accepted_failures: Count
+    """Of those, configs that start and fail."""
+    refused: Count
+    """Layouts that fill the cluster and that the program does not start."""
+    failing: Count
+    """Layouts that fill the cluster, start and fail: for memory, or for what a table hides."""
+    best: float = Field(gt=0)
+    """Largest true value of all, configs that the rules reject included."""
+    best_feasible: float = Field(gt=0)
+    """Largest true value of those that the rules let pass."""
+
+    @property
+    def filling(self) -> int:
+        """Layouts that use every device."""
+        return self.configs - self.rejected.get(FILL, 0)
+
+    @property
+    def rejected_filling(self) -> float:
+        """Share of them that some rule rejects."""
+        return 1.0 - self.feasible / self.filling
+
+    @property
+    def rejected_for_memory(self) -> float:
+        """Share of them that only its predicted memory rejects."""
+        return self.rejected.get("memory", 0) / self.filling
+
+    @property
+    def runnable(self) -> int:
+        """Layouts that fill the cluster and run."""
+        return self.filling - self.refused - self.failing
+
+    @property
+    def accepted_that_cannot_run(self) -> float:
+        """Share of the accepted configs that cannot run."""
+        return (self.accepted_refused + self.accepted_failures) / self.feasible
+
+    @property
+    def failures_accepted(self) -> float:
+        """Share of the failing configs that were accepted; 0 where none fails."""
+        return self.accepted_failures / max(self.failing, 1)
+
+    @property
+    def rejected_that_can_run(self) -> float:
+        """Share of the rejected layouts that could run; 0 where none is rejected."""
+        return sum(self.rejected_runnable.values()) / max(self.filling - self.feasible, 1)
+
+    @property
+    def runnable_rejected(self) -> float:
+        """Share of the layouts that could run which were rejected."""
+        return sum(self.rejected_runnable.values()) / max(self.runnable, 1)
+
+    @property
+    def lost(self) -> float:
+        """By how much the best accepted config lies below the best of all, as a share of it."""
+        return 1.0 - self.best_feasible / self.best
 
 
 class SearchRow(Document):
@@ -31,27 +104,24 @@ class SearchRow(Document):
     problem: str
     method: str
     seed: int = Field(ge=0)
-    trials: int | None = Field(default=None, ge=1)
-    """The most that the search might take; null: not said, in rows of old files."""
-    configs: int = Field(ge=1)
-    """Of the space."""
-    feasible: int = Field(ge=1)
-    """That the rules let pass before any trial."""
-    accepted_failures: int = Field(ge=0)
-    """Of those, configs that cannot run."""
-    rejected_runnable: int = Field(ge=0)
-    """Of the others, configs that could run."""
+    trials: int = Field(ge=1)
+    """The most that the search might take."""
+    space: SpaceFacts
     regrets: tuple[float, ...]
-    """After each trial: how far the search, if it ended there, would be below the best of the
-    space, as a share of it; 1 while nothing has run. What it has found is the best true value of
-    its leaders: as many of the best measured configs as a study of that length confirms by
-    repeats (one to three)."""
+    """After each trial that ended: how far the winner of a study that ended there would be below
+    the best of the space, as a share of it; 1 while there is none."""
+    leader_regrets: tuple[float, ...]
+    """The same for the best of the configs that such a study confirms: what a confirmation without
+    noise would find."""
     outcomes: tuple[str, ...]
-    """Of each trial."""
-    ask_s: float = Field(ge=0)
-    """Median time to propose a config, rules and calibration included."""
+    """Of each trial, in the order of their ends."""
+    own_s: float = Field(ge=0)
+    """Median time of the method's own for a trial: to propose it and to take its result in, rules,
+    calibration and model included."""
+    slowest_own_s: float = Field(ge=0)
+    """The longest of them; the first one has besides what is prepared once."""
     wall_s: float = Field(ge=0)
-    """That the trials would have taken."""
+    """From the first start to the last end, confirmation not counted, in the problem's time."""
     measured: Provenance
 
     @property
@@ -63,6 +133,10 @@ class SearchRow(Document):
         """Return the regret after so many trials, or after the last one."""
         return self.regrets[min(trials, len(self.regrets)) - 1]
 
+    def leader_regret_after(self, trials: int) -> float:
+        """Return the same without the confirmation's noise."""
+        return self.leader_regrets[min(trials, len(self.leader_regrets)) - 1]
+
     def trials_to(self, regret: float) -> int | None:
         """Return after how many trials the regret was that low for the first time; None: never.
 
@@ -72,8 +146,8 @@ class SearchRow(Document):
         return next(numbers, None)
 
     def failures(self, trials: int) -> int:
-        """Return how many of the first trials did not end ok."""
-        return sum(outcome != "ok" for outcome in self.outcomes[:trials])
+        """Return how many of the first trials ended without a value of their own."""
+        return sum(outcome not in ("ok", "pruned") for outcome in self.outcomes[:trials])
 
 
 def newest(rows: Iterable[SearchRow]) -> list[SearchRow]:

@@ -16,10 +16,12 @@ from mindtune.experiments.cluster_simulator.machine import draw_machine
 from mindtune.experiments.cluster_simulator.network import Group, Network
 from mindtune.experiments.cluster_simulator.pipeline import in_flight, play, play_all
 from mindtune.experiments.cluster_simulator.problems import KINDS, problem
+from mindtune.experiments.cluster_simulator.refusal import refusal
 from mindtune.experiments.cluster_simulator.simulator import Simulator
 from mindtune.search.constraints import first_failure
 from mindtune.search.cost_model import CostModel
 from mindtune.search.facts import Limits, StudyFacts, Training
+from mindtune.search.rules import RULES
 from mindtune.search.space import Space
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "cluster_simulator"
@@ -259,7 +261,48 @@ def test_problems_have_the_sizes_of_their_names():
         assert 0.9 < known.space.total / int(configs) < 1.3
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.endswith("100000")])
+LARGE = "00000"
+SMALL = [kind for kind in KINDS if not kind.endswith(LARGE)]
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_the_programs_own_arithmetic_refuses_what_the_rules_reject(kind):
+    known = problem(kind, 0)
+    draw = random.Random(kind)
+    structure = [rule for rule in RULES if not rule.name.startswith("memory")]
+    listed = list(known.space.configs())
+    for config in draw.sample(listed, min(len(listed), 700)):
+        complete = known.space.complete(config)
+        failed = {rule.name for rule in structure if rule.check(complete, known.report.cost)}
+        # What has no effect is rejected, but runs.
+        refused = bool(failed - {"sharding_needs_data_parallel", "exchange_needs_data_parallel"})
+        assert known.can_start(config) is not refused, (config, failed)
+        assert known.can_start(config) or known.run(config, seed=0).outcome == "bad_config"
+
+
+def test_the_program_refuses_for_reasons_of_its_own():
+    known = problem("dense_1024_100000", 0)
+    fine = {"data_parallel": 64, "model_parallel": 4, "pipeline_stage": 4,
+            "pp_interleave_num": 1, "micro_batch_size": 1, "recompute": "none",
+            "optimizer_sharding": "none", "use_seq_parallel": True, "comm_overlap": True}  # fmt: skip
+    facts = known.space.facts
+    assert refusal(known.space.complete(fine), facts) is None
+    for change, reason in (
+        ({"data_parallel": 32}, "512 ranks on 1024 devices"),
+        ({"data_parallel": 128, "model_parallel": 1, "pipeline_stage": 8}, "a sequence of 8192"),
+        ({"data_parallel": 16, "model_parallel": 3}, "192 ranks"),
+        ({"pipeline_stage": 16, "data_parallel": 16, "pp_interleave_num": 2}, "batch or layers"),
+        ({"pipeline_stage": 16, "data_parallel": 16, "micro_batch_size": 16}, "8 micro-batches"),
+        ({"pp_interleave_num": 2, "pipeline_stage": 1, "data_parallel": 256}, "2 chunks"),
+        ({"expert_parallel": 2}, "1 experts over 2"),
+        ({"gradient_compression": "topk:0.1"}, "compressed gradients"),
+    ):
+        found = refusal(known.space.complete({**fine, **change}), facts)
+        assert found is not None
+        assert found.startswith(reason)
+
+
+@pytest.mark.parametrize("kind", SMALL)
 def test_small_problems_can_be_solved_and_are_not_given_away(kind):
     known = problem(kind, 1)
     values = [known.true_value(entry.config) for entry in known.report.configs]

@@ -14,9 +14,19 @@ from mindtune.controller.trials.outcome import judge
 from mindtune.controller.trials.study_setup import load_study
 from mindtune.experiments.cluster_simulator.problems import problem
 from mindtune.experiments.cluster_simulator.study import write_study
-from mindtune.experiments.exhaustive_table.problem import TableProblem, load_table
+from mindtune.experiments.exhaustive_table.problem import TableProblem, configs_of, load_table
 from mindtune.experiments.exhaustive_table.recorder import open_recorder
-from mindtune.experiments.exhaustive_table.rows import append_row, comparable, read_rows
+from mindtune.experiments.exhaustive_table.rows import (
+    MOST_OTHER_WORK,
+    Row,
+    append_row,
+    comparable,
+    read_rows,
+)
+from mindtune.experiments.provenance import OtherWork, provenance
+from mindtune.experiments.search_quality import problems
+from mindtune.experiments.search_quality.answers import answers
+from mindtune.experiments.search_quality.experiment import search
 
 KIND, SEED = "dense_8_200", 2
 SPACE = {"data_parallel": 8, "model_parallel": 1, "micro_batch_size": [1, 4, 8],
@@ -32,11 +42,14 @@ def recorded(tmp_path_factory):
     study.write_text(yaml.safe_dump({**content, "space": SPACE}))
     told = []
     options = {"leaders": 2, "repeats": 1, "most_other_work": 1.0, "measure_steps": 8}
-    first = open_recorder(study, folder / "out", **options)
-    assert first.record(limit=2, tell=told.append) == 6
-    assert len(read_rows(first.table)) == 2
-    second = open_recorder(study, folder / "out", **options)
-    assert second.record(tell=told.append) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        # Whatever else the machine does meanwhile is no matter here.
+        patch.setattr(OtherWork, "share", lambda _: 0.0)
+        first = open_recorder(study, folder / "out", **options)
+        assert first.record(limit=2, tell=told.append) == 6
+        assert len(read_rows(first.table)) == 2
+        second = open_recorder(study, folder / "out", **options)
+        assert second.record(tell=told.append) == 0
     assert [one.done for one in told] == list(range(1, 9))
     return study, second
 
@@ -114,7 +127,11 @@ def test_rows_of_another_code_or_machine_are_not_mixed(recorded, tmp_path, chang
         row.number for row in rows[3:6]
     }
     assert comparable(read_rows(again.table)) == rows[:3]
-    assert len(load_table(study, again.table).rows) == 3
+    with pytest.raises(ConfigError, match="each of 6 configs, but 3 have none"):
+        load_table(study, again.table)
+    for row in rows[3:6]:
+        append_row(again.table, row)
+    assert len(load_table(study, again.table).rows) == 6
 
 
 def test_a_busy_machine_is_noticed_and_the_quiet_measurement_counts(recorded, tmp_path):
@@ -127,6 +144,47 @@ def test_a_busy_machine_is_noticed_and_the_quiet_measurement_counts(recorded, tm
     assert again.missing() == []
     assert rows[0] in comparable(read_rows(again.table))
     assert busy[0] not in comparable(read_rows(again.table))
+
+
+def test_what_other_work_disturbed_does_not_count_in_a_replay_either(recorded, tmp_path):
+    study, recorder = recorded
+    rows = [replace(row, others_share=MOST_OTHER_WORK) for row in read_rows(recorder.table)]
+    busy = replace(rows[2], others_share=0.5, value=9.0, identity="of another code")
+    again = copy_of(recorded, tmp_path, [*rows[:2], *rows[3:], busy])
+    assert comparable(read_rows(again.table)) == [*rows[:2], *rows[3:]]
+    with pytest.raises(ConfigError, match="each of 6 configs, but 1 have none; record on"):
+        load_table(study, again.table)
+    append_row(again.table, rows[2])
+    assert load_table(study, again.table).true_value(rows[2].config) < 1.0
+
+
+def test_a_recorded_table_is_a_problem_that_is_searched(tmp_path, monkeypatch):
+    setup = load_study(problems.GPT_STUDY)
+    table = tmp_path / "table.csv"
+    values = []
+    for number, config in enumerate(configs_of(setup.space)):
+        slow = 1.0 + 0.4 * (config["recompute"] != "none") + 0.8 / config["micro_batch_size"]
+        values.append(slow)
+        append_row(table, Row(
+            number=number, repeat=0, config=config, outcome="ok", value=0.3 / slow, mfu=0.3 / slow,
+            stability=1.0, step_times_s=(slow,) * 12, peak_memory_bytes=10**8, wall_s=20.0,
+            others_share=0.02, peak_flops=1e11, identity="one", processor="none", cores=2.0,
+            mindspore="2.10.0", revision="one", date="2026-01-01",
+        ))  # fmt: skip
+    monkeypatch.setattr(problems, "RECORDED", table)
+    known = problems.chosen_problems("table_*")
+    assert list(known) == ["table_gpt"]
+    assert list(problems.chosen_problems("table_gpt", recorded=table)) == ["table_gpt"]
+    problem_ = known["table_gpt"].of(100)
+    found = answers(problem_)
+    assert found.filling - found.refused == number + 1
+    assert found.best == pytest.approx(0.3 / min(values), rel=1e-4)
+    row = search(problem_, "table_gpt", "guided_early_stops", seed=100, trials=20, known=found,
+                 measured=provenance())  # fmt: skip
+    assert row.regrets[-1] < 0.05
+    assert "pruned" in row.outcomes
+    monkeypatch.setattr(problems, "RECORDED", tmp_path / "none.csv")
+    assert "table_gpt" not in problems.chosen_problems(None)
 
 
 def test_a_table_of_other_knobs_is_refused(recorded, tmp_path):
