@@ -91,6 +91,11 @@ class SimulatedProblem:
         """Return whether its program starts a config at all, by the program's own arithmetic."""
         return refusal(self.space.complete(config), self.space.facts) is None
 
+    def fails_for_memory(self, config: Config) -> bool:
+        """Return whether a config that starts does not fit; nothing else stops one for certain."""
+        truth = self.truth(config)
+        return truth is not None and not truth.fits
+
     def truth(self, config: Config) -> Truth | None:
         """Return what a config of the space really costs; None: its program refuses it."""
         if not self.can_start(config):

@@ -103,6 +103,11 @@ class TableProblem:
         """Return whether the config was measured: the table knows nothing of the others."""
         return self.space.key(config) in self._by_key
 
+    def fails_for_memory(self, config: Config) -> bool:
+        """Return whether some of its trials ran out of memory, or above the user's limit."""
+        rows = self._by_key.get(self.space.key(config), [])
+        return any(row.outcome in ("oom", "infeasible") for row in rows)
+
     def true_value(self, config: Config) -> float | None:
         """Return the geometric mean of the values; None: most of its trials failed."""
         rows = self._by_key.get(self.space.key(config), [])

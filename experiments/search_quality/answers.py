@@ -38,6 +38,9 @@ def answers(problem: Problem) -> SpaceFacts:
         if value is None:
             seen["failing"] += 1
             seen["accepted_failures"] += is_accepted
+            if problem.fails_for_memory(config):
+                seen["failing_for_memory"] += 1
+                seen["accepted_for_memory"] += is_accepted
             continue
         running.append(value)
         if is_accepted:
@@ -54,6 +57,8 @@ def answers(problem: Problem) -> SpaceFacts:
         accepted_failures=seen["accepted_failures"],
         refused=seen["refused"],
         failing=seen["failing"],
+        failing_for_memory=seen["failing_for_memory"],
+        accepted_for_memory=seen["accepted_for_memory"],
         best=max(running),
         best_feasible=max(running_feasible),
     )

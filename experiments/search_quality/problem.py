@@ -62,6 +62,10 @@ class Problem(Protocol):
         """Return whether the program starts a config at all, as far as the problem knows."""
         ...
 
+    def fails_for_memory(self, config: Config) -> bool:
+        """Return whether a config that starts and cannot run fails for want of memory."""
+        ...
+
     def true_value(self, config: Config) -> float | None:
         """Return the mean of the value without noise and mishaps; None: it cannot run."""
         ...

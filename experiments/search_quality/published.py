@@ -17,18 +17,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from mindtune.experiments.model_accuracy.evaluation import Group, memory_groups, time_groups
 from mindtune.experiments.model_accuracy.learning import NEUTRAL_MEMORY, NEUTRAL_TIME, learn
 from mindtune.experiments.model_accuracy.mapping import Row
 from mindtune.experiments.model_accuracy.tables import read_tables
 from mindtune.experiments.search_quality.problem import SimulatedTrial
-from mindtune.search.calibration import Prior
+from mindtune.search.calibration import Prior, fit
 from mindtune.search.constraints import SpaceReport, check
 from mindtune.search.cost_model import MEMORY_NOISE, TIME_NOISE, CostModel, Usual
 from mindtune.search.facts import Limits
+from mindtune.search.forecasts import memory_forecast
 from mindtune.search.knobs import Config, KnobValue
-from mindtune.search.memory_model import MemoryRates
+from mindtune.search.memory_model import MemoryRates, stage_memory
 from mindtune.search.space import Space
 from mindtune.search.time_model import TimeRates
 
@@ -39,6 +43,8 @@ MIN_CONFIGS = 100
 UTILIZATION = 0.9
 """Share of the device memory that a config may be predicted to use, as in the simulated problems.
 A study file that sets none allows all of it, and the file that `init` writes 0.85."""
+_STATED = ("oom", "exceeds")
+"""How tables begin to say that memory ran out."""
 _LAUNCH_S = 90.0
 """Start of a trial, compilation included: the order of what public tuners report (DeepSpeed: 127 s
 for a trial in all)."""
@@ -56,6 +62,9 @@ class PublishedProblem:
     rows: tuple[Row, ...]
     usual: Callable[[], Usual]
     """What tables of other programs teach."""
+    is_too_large: Callable[[Row], bool] = lambda _: False
+    """Whether a row needs more than the device has, by the formula fitted to all the memory that
+    was measured in the same table. Nothing that is searched or judged sees that fit."""
     utilization: float = UTILIZATION
 
     @cached_property
@@ -75,7 +84,7 @@ class PublishedProblem:
         row = draw.choice(self._runs[_key(config)])
         if row.step_time_s is None:
             # A table that says "fail" does not say of what.
-            outcome = "oom" if row.status.startswith(("oom", "exceeds")) else "crash"
+            outcome = "oom" if row.status.startswith(_STATED) else "crash"
             return SimulatedTrial(outcome, wall_s=_LAUNCH_S)
         return SimulatedTrial(
             "ok",
@@ -88,6 +97,11 @@ class PublishedProblem:
     def can_start(self, config: Config) -> bool:
         """Return whether somebody has started it: every config of the table was."""
         return _key(config) in self._runs
+
+    def fails_for_memory(self, config: Config) -> bool:
+        """Return whether the table says so, or its own measured rows do: see `model_accuracy`."""
+        rows = self._runs[_key(config)]
+        return any(row.status.startswith(_STATED) or self.is_too_large(row) for row in rows)
 
     def true_value(self, config: Config) -> float | None:
         """Return the MFU at the mean of the published step times."""
@@ -139,7 +153,9 @@ def published_problems(folder: Path) -> dict[str, PublishedProblem]:
         if name in found:
             name = f"{name}-{model}".replace(" ", "_")
         program = _program(members[0])
-        found[name] = PublishedProblem(name, tuple(members), partial(learning.without, program))
+        found[name] = PublishedProblem(
+            name, tuple(members), partial(learning.without, program), learning.is_too_large
+        )
     return found
 
 
@@ -153,6 +169,7 @@ class _Learning:
     def __init__(self, rows: Iterable[Row]) -> None:
         self._rows = tuple(rows)
         self._known: dict[str, Usual] = {}
+        self._own: dict[tuple[str, ...], Any] = {}
 
     def without(self, program: str) -> Usual:
         if program not in self._known:
@@ -166,6 +183,21 @@ class _Learning:
                 time_spreads=TimeRates(*time.spreads),
             )
         return self._known[program]
+
+    def is_too_large(self, row: Row) -> bool:
+        """Return whether a row needs more memory than there is, by its own table's formula."""
+        parts, device_memory = stage_memory(row.config, row.facts), row.facts.cluster.device_memory
+        if parts is None or device_memory is None:
+            return False
+        if not self._own:
+            for group in memory_groups(self._rows):
+                lesson = group.lesson()
+                found = fit(lesson.forecast, lesson.log_measured, NEUTRAL_MEMORY, MEMORY_NOISE)
+                self._own[group.table] = np.array(found.log_rates)
+        own = self._own.get(row.group[:2])
+        if own is None:
+            return False
+        return bool(memory_forecast([parts])(own)[0][0] > math.log(device_memory))
 
 
 def _learnt(groups: Sequence[Group], neutral: Prior, noise: float) -> Prior:

@@ -44,7 +44,11 @@ class SpaceFacts(ContractModel):
     refused: Count
     """Layouts that fill the cluster and that the program does not start."""
     failing: Count
-    """Layouts that fill the cluster, start and fail: for memory, or for what a table hides."""
+    """Layouts that fill the cluster, start and fail."""
+    failing_for_memory: Count
+    """Those of them that fail for memory; the others' cause is not known."""
+    accepted_for_memory: Count
+    """Those of them that the rules let pass."""
     best: float = Field(gt=0)
     """Largest true value of all, configs that the rules reject included."""
     best_feasible: float = Field(gt=0)
@@ -77,8 +81,8 @@ class SpaceFacts(ContractModel):
 
     @property
     def failures_accepted(self) -> float:
-        """Share of the failing configs that were accepted; 0 where none fails."""
-        return self.accepted_failures / max(self.failing, 1)
+        """Share of the configs that fail for memory which were accepted; 0 where none fails."""
+        return self.accepted_for_memory / max(self.failing_for_memory, 1)
 
     @property
     def rejected_that_can_run(self) -> float:

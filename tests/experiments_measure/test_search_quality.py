@@ -110,6 +110,18 @@ def test_every_method_tries_every_config_once_and_concludes_with_the_best(table,
     assert (again.regrets, again.outcomes) == (row.regrets, row.outcomes)
 
 
+def test_a_failure_is_one_for_memory_if_the_table_or_its_own_rows_say_so(table):
+    known = answers(table)
+    assert (known.failing_for_memory, known.accepted_for_memory) == (1, 1)
+    rows = [replace(row, status="fail", step_time_s=None) if index < 3 else row
+            for index, row in enumerate(table.rows)]  # fmt: skip
+    unknown = replace(table, rows=tuple(rows))
+    assert (answers(unknown).failing, answers(unknown).failing_for_memory) == (2, 0)
+    large = replace(unknown, is_too_large=lambda row: row.config["micro_batch_size"] > 1)
+    assert answers(large).failing_for_memory == 1
+    assert large.run(config_of(large, 1, 1), seed=0).outcome == "crash"
+
+
 def test_the_largest_micro_batch_is_tried_first_stage_by_stage(table):
     searcher = METHODS["largest_micro_batch"].open(table.report, 9, 0)
     sizes = []
@@ -160,7 +172,11 @@ def test_the_answers_count_what_each_rule_rejects_and_what_could_run():
     assert known.failing == sum(
         found.can_start(config) and found.true_value(config) is None for config in filling
     )
-    assert known.accepted_failures == sum(found.true_value(config) is None for config in accepted)
+    assert (
+        known.accepted_for_memory
+        == known.accepted_failures
+        == sum(found.true_value(config) is None for config in accepted)
+    )
     assert sum(known.rejected_runnable.values()) == len(runs) - sum(
         found.true_value(config) is not None for config in accepted
     )
@@ -173,8 +189,8 @@ def facts(**fields):
         **{
             "configs": 1000, "rejected": {"degrees_fill_cluster": 900, "memory": 70, "heads": 10},
             "rejected_runnable": {"memory": 5}, "feasible": 20, "accepted_refused": 1,
-            "accepted_failures": 2, "refused": 11, "failing": 67, "best": 0.5,
-            "best_feasible": 0.4,
+            "accepted_failures": 2, "refused": 11, "failing": 67,
+            "failing_for_memory": 50, "accepted_for_memory": 1, "best": 0.5, "best_feasible": 0.4,
         }
         | fields
     )  # fmt: skip
@@ -187,11 +203,11 @@ def test_shares_are_of_layouts_that_fill_the_cluster_with_both_denominators():
     assert one.rejected_filling == 0.8
     assert one.rejected_for_memory == 0.7
     assert one.accepted_that_cannot_run == 3 / 20
-    assert one.failures_accepted == 2 / 67
+    assert one.failures_accepted == 1 / 50
     assert one.rejected_that_can_run == 5 / 80
     assert one.runnable_rejected == 5 / 22
     assert one.lost == pytest.approx(0.2)
-    assert facts(failing=0, accepted_failures=0).failures_accepted == 0.0
+    assert facts(failing_for_memory=0, accepted_for_memory=0).failures_accepted == 0.0
 
 
 def test_base_method_and_noise_have_streams_of_their_own():
@@ -332,7 +348,7 @@ def test_the_summary_says_what_was_found_and_what_was_not():
     text = summary([row([0.5, 0.02]), row([0.5, 0.4], seed=1, leader_regrets=(0.5, 0.1))])
     assert "| p | >2 (21.0%) |" in text
     assert "| p | 1,000 | 100 | 80.0% | 70.0% | 20.0% |" in text
-    assert "| p | 20 | 15.0% | 67 | 3.0% | 6.2% | 22 | 22.7% | 0.0% |" in text
+    assert "| p | 20 | 15.0% | 50 | 2.0% | 6.2% | 22 | 22.7% | 0.0% |" in text
     assert "| p | memory | 70 | 70.0% | 5 |" in text
     assert "| p | heads | 10 | 10.0% | 0 |" in text
     four = [row([0.5, 0.02], seed=seed) for seed in range(3)]
