@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from mindtune.policies.decisions import NO_CHANGE, Advise, Decision, SetBatchSize
-from mindtune.policies.diagnosis import diagnose_data_stall
+from mindtune.policies.explanations import diagnose_data_stall
 from mindtune.policies.findings import Finding, FindingKind
 from mindtune.policies.limits import KnobLimits
 from mindtune.policies.policy import Feedback

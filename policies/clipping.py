@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from mindtune.policies.decisions import NO_CHANGE, Advise, Decision, SetClipNorm
-from mindtune.policies.diagnosis import diagnose_clip_saturation
+from mindtune.policies.explanations import diagnose_clip_saturation
 from mindtune.policies.findings import Finding, FindingKind
 from mindtune.policies.limits import KnobLimits
 from mindtune.policies.policy import Feedback, KnobFeedback

@@ -44,7 +44,7 @@ from mindtune.policies.decisions import (
     SetLearningRateScale,
 )
 from mindtune.policies.detectors.rate_jump import RATE_JUMP
-from mindtune.policies.diagnosis import diagnose_floor_of_learning_rate, stop_dead_run
+from mindtune.policies.explanations import diagnose_floor_of_learning_rate, stop_dead_run
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.gradient_norm_settings import (
     GradientNormLimits,

@@ -43,7 +43,7 @@ from mindtune.policies.decisions import (
     RequestStop,
     SetLossScale,
 )
-from mindtune.policies.diagnosis import (
+from mindtune.policies.explanations import (
     diagnose_floor_of_loss_scale,
     diagnose_storm,
     diagnose_without_effect,

@@ -31,7 +31,7 @@ from mindtune.policies.decisions import (
     RequestStop,
     SetMicroBatch,
 )
-from mindtune.policies.diagnosis import diagnose_leak, diagnose_memory
+from mindtune.policies.explanations import diagnose_leak, diagnose_memory
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.limits import KnobLimits
 from mindtune.policies.policy import Feedback

@@ -42,7 +42,7 @@ from types import MappingProxyType
 
 from mindtune.policies.decisions import NO_CHANGE, Decision, RequestStop, Rewind
 from mindtune.policies.detectors.rate_jump import RATE_JUMP
-from mindtune.policies.diagnosis import diagnose_lost_run, diagnose_never_finite
+from mindtune.policies.explanations import diagnose_lost_run, diagnose_never_finite
 from mindtune.policies.findings import Evidence, Finding, FindingKind, Severity
 from mindtune.policies.limits import BUDGET_WINDOW, KnobLimits
 from mindtune.policies.policy import Feedback

@@ -50,7 +50,7 @@ from mindtune.policies.decisions import (
     RequestStop,
     SetSkipThreshold,
 )
-from mindtune.policies.diagnosis import diagnose_skipping
+from mindtune.policies.explanations import diagnose_skipping
 from mindtune.policies.findings import Finding, FindingKind
 from mindtune.policies.limits import KnobLimits
 from mindtune.policies.policy import Baseline, Feedback

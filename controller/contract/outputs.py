@@ -13,6 +13,7 @@ __all__ = [
     "AdviceCount",
     "CompareOutput",
     "CompareRow",
+    "DiagnosisRecord",
     "DoctorOutput",
     "ExplainOutput",
     "FindingRecord",
@@ -23,8 +24,10 @@ __all__ = [
     "ReplayDecision",
     "ReplayOutput",
     "ReplayRun",
+    "SignalFigures",
     "SpaceConfig",
     "SpaceOutput",
+    "Unjudged",
     "UsableFeature",
 ]
 
@@ -117,6 +120,21 @@ class ReplayDecision(ContractModel):
     """Segment of the log, where it holds several."""
 
 
+class SignalFigures(ContractModel):
+    """One signal over a segment; finite values alone."""
+
+    count: int = Field(ge=1)
+    first: Number
+    last: Number
+    median: Number
+    low: Number
+    low_step: int
+    high: Number
+    high_step: int
+    scatter: Number
+    """Mean distance from value to value."""
+
+
 class ReplayRun(ContractModel):
     """One segment of a log: it begins where the steps go back, or a process starts anew."""
 
@@ -124,6 +142,45 @@ class ReplayRun(ContractModel):
     first_step: int
     last_step: int
     steps: int = Field(ge=1)
+    interval: int = Field(default=1, ge=1)
+    """Usual distance from record to record, in steps."""
+    resumed: bool = False
+    """Whether it goes on from the segment before; otherwise it is a training of its own."""
+    skipped: int | None = None
+    """Updates that were skipped; null: the log does not say."""
+    signals: dict[str, SignalFigures] = Field(default_factory=dict)
+
+
+class DiagnosisRecord(ContractModel):
+    """One cause that a symptom of a run may have."""
+
+    symptom: str
+    """What a person would complain of, such as loss_spikes."""
+    cause: str
+    """Key of the cause, such as bad_batch."""
+    statement: str
+    """The cause in words."""
+    confidence: Literal["nearly certain", "likely", "possible", "cannot be told", "unlikely"]
+    evidence_for: list[str] = Field(default_factory=list)
+    """Facts with numbers and steps that speak for it."""
+    evidence_against: list[str] = Field(default_factory=list)
+    missing: list[str] = Field(default_factory=list)
+    """What to measure to know, and what it would tell."""
+    next_steps: list[str] = Field(default_factory=list)
+    """What to do if it is this cause, in order."""
+    step: int
+    last_step: int
+    run: int = 0
+    """Segment of the log, where it holds several."""
+
+
+class Unjudged(ContractModel):
+    """What a log says nothing of, for want of a signal."""
+
+    signals: list[str]
+    """Any of these would do."""
+    judgement: str
+    """What could be judged with it."""
 
 
 class ReplayOutput(Document):
@@ -144,6 +201,9 @@ class ReplayOutput(Document):
     """Segments, in the order of the log."""
     notes: list[str] = Field(default_factory=list)
     """Where steps go back, and what cannot be judged for want of a signal."""
+    diagnoses: list[DiagnosisRecord] = Field(default_factory=list)
+    """Causes of what was found; of each symptom (same symptom, run and step) the surest first."""
+    unjudged: list[Unjudged] = Field(default_factory=list)
 
 
 class UsableFeature(ContractModel):

@@ -27,9 +27,11 @@ from mindtune.policies.detectors.spike import SpikeState, judge_sample
 from mindtune.policies.detectors.straggler import StragglerState, judge_straggler
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.detectors.trend import TrendState, judge_trend
+from mindtune.policies.detectors.zero_loss import ZeroLossState, judge_zero_loss
 from mindtune.policies.facts import GradNormPriorLike
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation, comparable
+from mindtune.policies.state import ADDED
 
 __all__ = ["DetectorState", "DetectorThresholds", "update"]
 
@@ -65,6 +67,7 @@ class DetectorState:
     last_step: int = -1
     hidden_reported: bool = False
     """Whether it was reported that steps are missing in between."""
+    zero_loss: ZeroLossState = field(default_factory=ZeroLossState, metadata={ADDED: True})
 
 
 def update(
@@ -98,10 +101,12 @@ def update(
 
     losses, loss_spikes, loss_level = state.loss, state.loss_spikes, state.loss_level
     cold_start, leap, trend, progress = state.cold_start, state.leap, state.trend, state.progress
-    rate_jump = state.rate_jump
+    rate_jump, zero_loss = state.rate_jump, state.zero_loss
     loss = _finite(observation.loss)
     loss_flagged = False
     if loss is not None:
+        found, zero_loss = judge_zero_loss(observation, loss, interval, zero_loss, thresholds)
+        findings += found
         judgement, losses = judge_sample(loss, losses, thresholds, score=thresholds.score)
         loss_level = judgement.median
         exploded, cold_start = judge_cold_start(observation, loss, cold_start, thresholds)
@@ -189,6 +194,7 @@ def update(
         straggler,
         step,
         state.hidden_reported or hidden,
+        zero_loss,
     )
     return findings, following
 

@@ -10,17 +10,20 @@ collapsed: it fell `_COLLAPSE`-fold below its highest, under `_LOW_SCALE`, and s
 An overflow **without effect** is the opposite fault: the scale stays where it is (or there is
 none) and the update is applied all the same, so that non-finite gradients reach the weights. A
 rate below one half, as some trainers log it, says nothing of that kind: it stands for many steps.
-A scale at the **floor** that still overflows cannot help any more.
+A scale at the **floor** that still overflows cannot help any more. Nor can one that **bounces**:
+it overflows as soon as it has grown a little above the floor, `_BOUNCES` times, and never in
+between gets away from there.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state import ADDED
 
 __all__ = ["OverflowState", "judge_overflow"]
 
@@ -31,6 +34,9 @@ _LOW_SCALE = 2.0**12
 _STILL_FALLS = 8.0
 _UNMOVED_AFTER = 3
 _CRITICAL_AT_FLOOR = 3
+# Times the soft floor: overflows up to the first, clean steps beyond the second end the bouncing.
+_NEAR_FLOOR, _AWAY = 4.0, 16.0
+_BOUNCES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,8 @@ class OverflowState:
     """Overflows in a row at an unchanged scale whose update was not skipped."""
     at_floor: int = 0
     """Overflows in a row at or below the soft floor."""
+    near_floor: int = field(default=0, metadata={ADDED: True})
+    """Overflows near the soft floor since the scale was last away from it, up to `_BOUNCES`."""
 
 
 def judge_overflow(
@@ -92,6 +100,7 @@ def _after_clean(
         (state.bits << 1) & ((1 << thresholds.rate_window) - 1),
         state.scale if scale is None else scale,
         highest,
+        near_floor=0 if (scale or 0.0) > _AWAY * thresholds.soft_floor else state.near_floor,
     )
 
 
@@ -112,6 +121,9 @@ def _judge_hit(
     if applied and rate >= _MOSTLY:
         unmoved = state.unmoved + 1 if state.scale in (None, scale) or scale is None else 1
     at_floor = state.at_floor + 1 if scale is not None and scale <= thresholds.soft_floor else 0
+    near_floor = state.near_floor
+    if scale is not None and scale <= _NEAR_FLOOR * thresholds.soft_floor:
+        near_floor = min(near_floor + 1, _BOUNCES)
     following = OverflowState(
         # A low rate stands for many steps, most of them clean.
         state.consecutive + 1 if rate >= _MOSTLY else 1,
@@ -123,6 +135,7 @@ def _judge_hit(
         max(state.highest, scale or 0.0),
         unmoved,
         at_floor,
+        near_floor,
     )
     findings = [
         _finding(
@@ -158,6 +171,17 @@ def _judge_hit(
                 f"the loss scale is at {_spelled(scale)} and the gradient still overflows "
                 f"({at_floor} times in a row).",
                 {"consecutive": at_floor, "loss_scale": scale, "loss": loss},
+            )
+        )
+    elif near_floor == _BOUNCES and scale is not None:
+        findings.append(
+            _finding(
+                observation,
+                FindingKind.LOSS_SCALE_FLOOR,
+                Severity.CRITICAL,
+                f"the loss scale overflows at {_spelled(scale)} again, {_BOUNCES} times or more "
+                "so near its floor: it bounces there and finds no place.",
+                {"consecutive": near_floor, "loss_scale": scale, "loss": loss},
             )
         )
     return tuple(findings), following

@@ -2,11 +2,9 @@
 
 import gzip
 import json
-import math
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -14,6 +12,8 @@ from mindtune.controller.cli.app import main
 from mindtune.controller.contract import ReplayOutput, parse
 from mindtune.controller.records.log_readers import open_log
 from mindtune.controller.replay import load_engine, replay
+from mindtune.experiments.replay.misleading import replay_shape
+from mindtune.experiments.replay.shapes import SHAPES
 
 HEADER = "step,loss,grad_norm\n"
 
@@ -153,21 +153,131 @@ def test_an_incident_spans_the_interval_of_the_log(tmp_path):
     assert faults == [(510, 600)]
 
 
-def test_the_story_names_what_was_found_and_what_cannot_be_judged(faulty, healthy, capsys):
-    assert main(["replay", str(faulty)]) == 0
-    story = capsys.readouterr().out
-    assert (
-        "mindtune: 100 data lines, 100 steps, from step 1 to 100; signals: loss, grad_norm"
-        in story
+def told(capsys, *arguments):
+    assert main(["replay", *map(str, arguments)]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_the_story_tells_what_happened_why_and_what_cannot_be_judged(faulty, healthy, capsys):
+    story = told(capsys, faulty)
+    for part in (
+        "mindtune: 100 data lines, 100 steps, from step 1 to 100; it tells of loss, grad_norm",
+        "verdict: faulty one critical fault, in step 81",
+        "81-100 non_finite_loss: the loss was nan",
+        "why, most likely 81-100 non finite: ",
+        "gradient_norm: RequestStop in step 90: non-finite loss",
+        "an idle device (no device_utilization)",
+    ):
+        assert part in story, story
+    story = told(capsys, healthy)
+    assert "verdict: healthy nothing was found" in story
+    assert "nothing: the policies would have left this run alone" in story
+    assert "why, most likely" not in story
+
+
+def test_a_pipe_gets_no_colour_and_every_width_all_words(faulty, monkeypatch, capsys):
+    texts = []
+    for columns in ("40", "80", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["replay", str(faulty)]) == 0
+        printed = capsys.readouterr().out
+        assert "\x1b" not in printed
+        assert max(map(len, printed.splitlines()[1:])) <= int(columns)
+        texts.append(printed.split())
+    assert sorted(texts[1]) == sorted(texts[2])
+
+
+def test_likely_causes_stand_in_the_document_with_their_evidence(faulty, capsys):
+    document = replayed(capsys, faulty)
+    entries = [d for d in document.diagnoses if d.symptom == "non_finite"]
+    assert {(d.step, d.last_step, d.run) for d in entries} == {(81, 100, 0)}
+    first, *others = entries
+    assert (first.cause, first.confidence) == ("forward_pass", "likely")
+    assert first.evidence_for
+    assert first.next_steps
+    start = next(d for d in others if d.cause == "bad_from_the_start")
+    assert start.confidence == "unlikely"
+    assert start.evidence_against == ["80 records before it were finite"]
+    assert {"data_time_s"} in [set(entry.signals) for entry in document.unjudged]
+    figures = document.runs[0].signals["loss"]
+    assert (figures.count, figures.first, document.runs[0].skipped) == (80, 4.0, None)
+
+
+def test_several_logs_are_one_run(tmp_path, capsys):
+    calm = [4 - 0.01 * i + 0.02 * (i % 3) for i in range(240)]
+    parts = [tmp_path / name for name in ("first.csv", "second.csv", "third.csv")]
+    parts[0].write_text(HEADER + rows(calm[:80]))
+    parts[1].write_text(HEADER + rows(calm[80:160], 81))
+    parts[2].write_text(HEADER + rows(calm[120:], 121))
+    document = replayed(capsys, *parts)
+    assert [(r.run, r.first_step, r.last_step, r.resumed) for r in document.runs] == [
+        (0, 1, 160, False), (1, 121, 240, True),
+    ]  # fmt: skip
+    assert document.records == 280
+    assert document.notes[0] == (
+        "3 logs were read one after another, as one run: first.csv, second.csv, third.csv."
     )
-    assert "verdict: faulty" in story
-    assert "non_finite_loss" in story
-    assert "81-100" in story
-    assert "RequestStop" in story
-    assert "an idle device (no device_utilization)" in story
-    assert main(["replay", str(healthy)]) == 0
-    story = capsys.readouterr().out
-    assert "nothing was found\nthe policies would have left this run alone\n" in story
+
+
+def test_logs_of_ranks_are_read_side_by_side_and_compared(tmp_path, capsys):
+    calm = [4 - 0.01 * i + 0.02 * (i % 3) for i in range(80)]
+    for rank in range(4):
+        first_bad = 70 if rank == 2 else 74
+        losses = [value if step < first_bad else "nan" for step, value in enumerate(calm, start=1)]
+        busy = 0.9 if rank < 2 else 0.02
+        text = "".join(
+            f"{step},{loss},1.0,{busy + step % 7 / 1000}\n"
+            for step, loss in enumerate(losses, start=1)
+        )
+        (tmp_path / f"worker_{rank}.log").write_text(
+            "step,loss,grad_norm,device_utilization\n" + text
+        )
+    for arguments in ([tmp_path], sorted(tmp_path.glob("*.log"))):
+        document = replayed(capsys, *arguments)
+        assert (document.steps, document.records) == (80, 320)
+        bad = next(f for f in document.findings if f.kind == "non_finite_loss")
+        assert (bad.step, bad.last_step) == (70, 80)
+        one = next(d for d in document.diagnoses if d.cause == "one_rank")
+        assert one.evidence_for == [
+            "of 4 ranks, rank 2 alone: its loss is nan in step 70; others from step 74 on"
+        ]
+        idle = next(f for f in document.findings if f.kind == "low_utilization"
+                    and f.severity == "critical")  # fmt: skip
+        assert "2 of 4 ranks (rank 2, 3) are busy less than 10%" in idle.message
+
+
+def test_a_folder_without_a_log_is_refused_with_what_was_looked_for(tmp_path, healthy, capsys):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert main(["replay", str(folder)]) == 2
+    assert "with one of signals.csv, trainer_state.json" in capsys.readouterr().err
+    assert main(["replay", str(folder), str(healthy)]) == 2
+    assert "several logs must be files" in capsys.readouterr().err
+    (folder / "trainer_state.json").write_text(
+        json.dumps({"log_history": [{"step": s, "loss": 3.0 - s / 90} for s in range(1, 60)]})
+    )
+    assert replayed(capsys, folder).format == "hf_trainer_state"
+
+
+def test_the_folder_of_a_run_tells_how_it_ended(tmp_path, capsys):
+    (tmp_path / "signals.csv").write_text(HEADER + rows(3 - 0.01 * s for s in range(40)))
+    (tmp_path / "decisions.jsonl").write_text("")
+    (tmp_path / "result.json").write_text(
+        json.dumps({"schema": 1, "outcome": "oom", "steps": 40, "wall_s": 3.0, "message": "full"})
+    )
+    document = replayed(capsys, tmp_path)
+    assert next(d.cause for d in document.diagnoses if d.symptom == "memory") == "steady_need"
+
+
+def test_a_few_records_that_all_wait_are_a_starved_run(tmp_path, capsys):
+    path = tmp_path / "log.csv"
+    header = "step,loss,step_time_s,data_time_s\n"
+    path.write_text(header + "1,8,230,2\n2,7,4.3,3.8\n3,7,4.0,3.5\n")
+    document = replayed(capsys, path)
+    kinds = [(f.kind, f.severity, f.step, f.last_step) for f in document.findings]
+    assert ("data_stall", "critical", 2, 3) in kinds
+    path.write_text(header + "1,8,230,2\n2,7,4.3,3.8\n3,7,4.0,0.1\n")
+    assert replayed(capsys, path).verdict == "healthy"
 
 
 def test_replay_starts_no_framework(healthy):
@@ -185,11 +295,10 @@ def test_replay_starts_no_framework(healthy):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_a_long_log_is_replayed_in_a_time_that_grows_with_it(tmp_path):
-    path = tmp_path / "log.csv"
-    path.write_text(HEADER + rows(3 + math.sin(i * 0.7) * 0.05 for i in range(3000)))
-    start = time.process_time()
-    output = replay(open_log(path), load_engine(None))
-    assert output.steps == 3000
-    # The aim is 15 s for 100,000 steps, so 0.45 s here; a shared machine gets ten times that.
-    assert time.process_time() - start < 4.5
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_run_made_up_to_mislead_is_judged_right(name):
+    output = replay_shape(SHAPES[name], seed=0)
+    assert output.verdict == SHAPES[name].verdict, [f.message for f in output.findings]
+    asked = [d for d in output.decisions if d.action in ("Rewind", "RequestStop")]
+    if output.verdict == "healthy":
+        assert not asked

@@ -1,0 +1,197 @@
+"""One log, several of one run one after another, or those of several ranks side by side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mindtune.controller.contract import RunResult, parse, read_json
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.records import RunFolder, read_model_signals
+from mindtune.controller.records.log_readers import LogStream, open_log
+from mindtune.controller.replay.ranks import Ranks
+from mindtune.policies.diagnosis import RunContext
+from mindtune.policies.signals import Observation
+
+__all__ = ["LogSet", "open_logs"]
+
+_RANK = re.compile(r"(?i)(rank|worker|node|device|npu|gpu|card)[_-]?(\d+)")
+"""How launchers name the logs of ranks: msrun worker_0.log, MindFormers rank_0/info.log."""
+_IN_A_FOLDER = ("signals.csv", "trainer_state.json", "worker_*.log", "rank_*/info.log",
+                "rank*.log", "*.log")  # fmt: skip
+"""What of a folder is replayed, the first of these that it holds."""
+
+
+class LogSet:
+    """The observations of one run, from one log or more; may be iterated once.
+
+    Args:
+        streams: The logs, at least one.
+        ranks: Rank of each log where they are of the same steps; None: they follow each other.
+        context: What other records of the run tell.
+        notes: What a reader should know of how the logs were taken.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[LogStream],
+        *,
+        ranks: Sequence[int] | None = None,
+        context: RunContext | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.streams = tuple(streams)
+        self.notes = list(notes)
+        self._context = RunContext() if context is None else context
+        self._ranks = None if ranks is None else Ranks(ranks)
+
+    @classmethod
+    def of(cls, stream: LogStream) -> LogSet:
+        """Return the set of one log."""
+        return cls((stream,))
+
+    @property
+    def name(self) -> str:
+        """Path of the log, or of the first one and how many there are."""
+        more = len(self.streams) - 1
+        return f"{self.streams[0].path}" + (f" and {more} more" if more else "")
+
+    @property
+    def format(self) -> str:
+        """Names of the formats."""
+        return ", ".join(dict.fromkeys(stream.format.name for stream in self.streams))
+
+    @property
+    def records(self) -> int:
+        """Data lines understood so far, in all logs."""
+        return sum(stream.records for stream in self.streams)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a compressed log broke off."""
+        return any(stream.is_cut for stream in self.streams)
+
+    def context(self) -> RunContext:
+        """Return what other records tell, and what the ranks tell of each other once read."""
+        ranks = self._ranks
+        if ranks is None:
+            return self._context
+        return replace(
+            self._context,
+            num_ranks=len(self.streams),
+            first_non_finite=ranks.first_non_finite(),
+            idle_ranks=ranks.idle(),
+        )
+
+    def __iter__(self) -> Iterator[Observation]:
+        """Yield one observation per step and segment.
+
+        Raises:
+            ConfigError: a file cannot be read.
+        """
+        if self._ranks is not None:
+            return self._ranks.merged(self.streams)
+        if len(self.streams) == 1:
+            return iter(self.streams[0])
+        return self._one_after_another()
+
+    def _one_after_another(self) -> Iterator[Observation]:
+        """Number the segments on: a log that goes on where the one before ended is no restart."""
+        run, last_step = 0, -1
+        for stream in self.streams:
+            of_log: int | None = None
+            for observation in stream:
+                number = observation.run or 0
+                goes_back = observation.step <= last_step
+                run += int(goes_back if of_log is None else number != of_log)
+                of_log = number
+                last_step = observation.step
+                yield replace(observation, run=run)
+
+
+def open_logs(paths: Sequence[Path], format: str = "auto") -> LogSet:  # noqa: A002 - its word
+    """Return the observations of a run, from its log, its logs or its folder.
+
+    Several logs are those of ranks if their names differ in a rank's number alone (worker_0.log,
+    worker_1.log); otherwise they are taken one after another, in the order given.
+
+    Args:
+        paths: Logs, or one folder: of a run of ours, a checkpoint of Hugging Face's Trainer, or
+            the log folder of msrun or MindFormers.
+        format: Name of a reader, or `auto`.
+
+    Raises:
+        ConfigError: a file is missing, or no reader understands it.
+    """
+    folder = paths[0] if len(paths) == 1 and paths[0].is_dir() else None
+    logs = _in_folder(folder) if folder is not None else list(paths)
+    for path in logs:
+        if len(logs) > 1 and path.is_dir():
+            raise ConfigError(
+                f"several logs must be files, but {path} is a folder; name the logs in it."
+            )
+    streams = [open_log(path, format) for path in logs]
+    context = RunContext() if folder is None else _context(folder)
+    if len(streams) == 1:
+        return LogSet(streams, context=context)
+    numbers = _rank_numbers(logs)
+    if numbers is None:
+        told = f"{len(logs)} logs were read one after another, as one run: {_names(logs)}."
+        return LogSet(streams, context=context, notes=[told])
+    told = f"{len(logs)} logs were read side by side, as ranks of one run: {_names(logs)}."
+    return LogSet(streams, ranks=numbers, context=context, notes=[told])
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    for pattern in _IN_A_FOLDER:
+        found = [path for path in folder.glob(pattern) if path.is_file()]
+        if found and (len(found) == 1 or _rank_numbers(found) is not None):
+            return sorted(found, key=lambda path: (_rank_numbers([path]) or [0], path.name))
+    wanted = ", ".join(_IN_A_FOLDER)
+    raise ConfigError(
+        f"{folder} must be the folder of a run, with one of {wanted} in it, but it has none of "
+        "these, or several logs that are not those of ranks; name the log itself."
+    )
+
+
+def _rank_numbers(paths: Sequence[Path]) -> list[int] | None:
+    """Return the ranks of logs whose names differ in these alone; None: they are no such logs."""
+    texts = [str(path) for path in paths]
+    found = [list(_RANK.finditer(text)) for text in texts]
+    if not all(found):
+        return None
+    last = [matches[-1] for matches in found]
+    rest = {t[: m.start(2)] + t[m.end(2) :] for t, m in zip(texts, last, strict=True)}
+    numbers = [int(match[2]) for match in last]
+    return numbers if len(rest) == 1 and len(set(numbers)) == len(numbers) else None
+
+
+def _names(paths: Sequence[Path]) -> str:
+    names = [path.name for path in paths]
+    if len(set(names)) < len(names):
+        names = [f"{path.parent.name}/{path.name}" for path in paths]
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]} to {names[-1]}"
+
+
+def _context(folder: Path) -> RunContext:
+    records = RunFolder(folder)
+    outcome, message = None, ""
+    if records.result.exists():
+        content = read_json(records.result)
+        if isinstance(content, dict) and {"steps", "wall_s"} <= set(content):
+            result = parse(RunResult, content, source=str(records.result))
+            outcome, message = result.outcome, result.message
+        elif isinstance(content, dict):
+            outcome, message = content.get("outcome"), str(content.get("message", ""))
+    samples = read_model_signals(records.model_signals)
+    has_attention = None
+    if samples:
+        has_attention = any(sample.attention_entropy is not None for sample in samples)
+    return RunContext(
+        outcome=outcome if isinstance(outcome, str) else None,
+        message=message,
+        every_step=True if records.decisions.exists() else None,
+        has_attention=has_attention,
+    )

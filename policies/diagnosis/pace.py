@@ -1,0 +1,375 @@
+"""Why steps are slow, stand still, or use little of the devices.
+
+First whether the device waits for data, then for other ranks or the network, then for itself
+(compilation, heat), then whether it has too little to do.
+"""
+
+from __future__ import annotations
+
+from mindtune.policies.diagnosis.case import Case
+from mindtune.policies.diagnosis.cause import Cause
+from mindtune.policies.diagnosis.model import DECISIVE, STRONG, WEAK, Clues
+from mindtune.policies.findings import FindingKind
+
+__all__ = ["HANG", "LOW_MFU", "SLOW_STEPS", "STARVED", "data_share"]
+
+STARVED = 0.2
+"""Share of the step spent waiting for data from which the pipeline is a cause."""
+_HOT_C = 85.0
+"""Devices slow themselves down from about here on: 85 to 90 C for the NVIDIA data-centre line."""
+_COOLER_POWER = 0.85
+_BUSY, _IDLE = 0.9, 0.55
+
+
+def data_share(case: Case) -> float | None:
+    """Return the share of its time that the run waits for data; None: unknown."""
+    wait, step = case.course("data_time_s"), case.course("step_time_s")
+    if wait is None or step is None or step.median <= 0:
+        return None
+    return min(1.0, wait.median / step.median)
+
+
+def _starved(case: Case, clues: Clues) -> None:
+    found = case.found(FindingKind.DATA_STALL) or case.near(FindingKind.DATA_STALL)
+    if found is not None:
+        clues.speaks(f"step {found.step}: {found.message}", DECISIVE)
+        return
+    share = data_share(case)
+    if share is None:
+        clues.lacks("data_time_s: the part of the step that waits for data; above 20 % it counts")
+    elif share > STARVED:
+        clues.speaks(f"{share:.0%} of the usual step is spent waiting for data", STRONG)
+    else:
+        clues.denies(f"{share:.0%} of the usual step is spent waiting for data", STRONG)
+
+
+def _straggler(case: Case, clues: Clues) -> None:
+    found = case.found(FindingKind.STRAGGLER) or case.near(FindingKind.STRAGGLER)
+    ratio = case.course("straggler_ratio")
+    if found is not None:
+        clues.speaks(f"step {found.step}: {found.message}", DECISIVE)
+    elif ratio is not None:
+        text = f"the slowest rank takes {ratio.median:.2f} times the median rank's time"
+        if ratio.median >= 1.2:
+            clues.speaks(text)
+        else:
+            clues.denies(text, STRONG)
+    else:
+        clues.lacks("step times of each rank (the logs of all ranks, or straggler_ratio)")
+
+
+def _communication(case: Case, clues: Clues) -> None:
+    busy, share = case.course("device_utilization"), data_share(case)
+    if case.context.num_ranks == 1:
+        clues.denies("the run has one rank", DECISIVE)
+        return
+    if (
+        busy is not None
+        and busy.median >= _BUSY
+        and case.found(FindingKind.LOW_UTILIZATION) is None
+    ):
+        mfu = case.course("mfu")
+        if mfu is not None and mfu.median < 0.3:
+            clues.speaks(
+                f"the device is busy {busy.median:.0%} of the time, yet the MFU is "
+                f"{mfu.median:.0%}: kernels of collectives count as busy"
+            )
+    if share is not None and share <= STARVED and clues.evidence_for:
+        clues.speaks(f"it is not the data ({share:.0%} of the step)")
+    clues.lacks("the share of communication: open a profiler window of a few steps")
+
+
+def _compiling(case: Case, clues: Clues) -> None:
+    compiled = case.history.phases.get("compile", 0)
+    during = [o.step for o in case.onset if o.phase == "compile"]
+    if during:
+        clues.speaks(f"steps {during[0]} to {during[-1]} held a compilation", STRONG)
+    elif compiled > 3:
+        clues.speaks(f"{compiled} steps of the segment held a compilation: shapes change", STRONG)
+    elif compiled:
+        clues.denies(f"only {compiled} steps held a compilation")
+    elif case.since_start <= 2 * case.history.interval:
+        clues.speaks("it is in the first records, where graphs are compiled")
+    shapes = {o.tokens for o in (*case.before, *case.onset) if o.tokens}
+    if len(shapes) > 4:
+        clues.speaks(f"the steps hold {len(shapes)} different numbers of tokens")
+
+
+def _throttled(case: Case, clues: Clues) -> None:
+    heat, power = case.course("device_temperature_c"), case.course("device_power_w")
+    if heat is None:
+        clues.lacks("device_temperature_c and device_power_w: heat above 85 C with falling power")
+        return
+    if heat.high >= _HOT_C:
+        clues.speaks(f"the device was at {heat.high:.0f} C in step {heat.high_step}", STRONG)
+    else:
+        clues.denies(f"the device is never above {heat.high:.0f} C", STRONG)
+    before, now = case.usual("device_power_w"), [o.device_power_w for o in case.onset]
+    least = min((watts for watts in now if watts is not None), default=None)
+    if power is not None and before and least is not None and least < _COOLER_POWER * before:
+        clues.speaks(f"its power fell from {before:.0f} W to {least:.0f} W")
+
+
+def _saving(case: Case, clues: Clues) -> None:
+    during = [o for o in case.onset if o.phase in ("eval", "save")]
+    if during:
+        clues.speaks(f"step {during[0].step} held an interval of phase {during[0].phase}", STRONG)
+    if case.first == case.last and case.found(FindingKind.STEP_TIME_SPIKE) is not None:
+        clues.speaks("it is one step alone")
+
+
+def _more_work(case: Case, clues: Clues) -> None:
+    for name in ("global_batch_size", "tokens", "num_microbatches"):
+        ratio = case.ratio(name)
+        if ratio is not None and ratio > 1.2:
+            clues.speaks(f"{name} is {ratio:.2g} times what it was", STRONG)
+            return
+        if ratio is not None:
+            clues.denies(f"{name} is as it was")
+            return
+
+
+def _machine(case: Case, clues: Clues) -> None:
+    found = case.found(FindingKind.STEP_TIME_SPIKE)
+    if found is None or not found.number("lasts"):
+        return
+    ratio = case.ratio("step_time_s")
+    clues.speaks(
+        f"from step {found.step} on {found.message} The change is sudden and lasts"
+        + ("" if ratio is None else f", at {ratio:.2g} times the usual time")
+    )
+    if case.history.measured("device_utilization"):
+        return
+    clues.lacks("device_utilization, clocks and step times of each rank")
+
+
+SLOW_STEPS = (
+    Cause(
+        "data_starved",
+        "the input pipeline is too slow for the device",
+        (
+            "raise num_parallel_workers up to the number of cores, then the prefetch size",
+            "move preprocessing out of Python, or cache and shard what is read",
+            "do not raise the batch: it would wait all the longer",
+        ),
+        _starved,
+    ),
+    Cause(
+        "straggler",
+        "one rank is slow, and all others wait for it",
+        (
+            (
+                "read clock, heat and error counters of its device; compare a bare matrix product "
+                "(mindtune doctor --measure)"
+            ),
+            "give its node back, and resume without it",
+        ),
+        _straggler,
+    ),
+    Cause(
+        "communication",
+        "the ranks wait for the network",
+        (
+            "measure the links (mindtune doctor --measure), and compare with their rated speed",
+            (
+                "overlap communication (comm_overlap), fuse small messages, move tensor "
+                "parallelism into one node"
+            ),
+        ),
+        _communication,
+    ),
+    Cause(
+        "compiles_again",
+        "graphs are compiled in between, since shapes change",
+        ("pad to a few fixed lengths, or bucket by length", "keep the last short batch out"),
+        _compiling,
+    ),
+    Cause(
+        "throttled",
+        "the device slows itself down, for heat or power",
+        ("look at cooling and power limits of the node", "lower the room's or the case's heat"),
+        _throttled,
+    ),
+    Cause(
+        "saves_or_evaluates",
+        "it saves, evaluates or collects garbage in between",
+        ("save asynchronously and less often; leave such intervals out of the step time",),
+        _saving,
+    ),
+    Cause(
+        "more_work",
+        "a step holds more work than before",
+        ("compare tokens per second instead of step times",),
+        _more_work,
+    ),
+    Cause(
+        "machine_changed",
+        "a machine has become slower: clock, memory errors, a neighbour's load",
+        ("find the rank by elimination: run the nodes in halves", "read clocks and ECC counters"),
+        _machine,
+    ),
+)
+"""Causes of slow steps, in the order in which to look."""
+
+
+def _rank_gone(case: Case, clues: Clues) -> None:
+    memory = case.near(FindingKind.MEMORY_PRESSURE, reach=64)
+    if memory is not None:
+        clues.speaks(f"memory was short before: {memory.message}", STRONG)
+    if case.near(FindingKind.NON_FINITE_LOSS, FindingKind.NON_FINITE_GRAD) is not None:
+        clues.speaks("values were not finite before: a rank may have raised, the others wait")
+    clues.lacks("the end of each rank's log: the one that ends first is the cause")
+
+
+def _slow_link(case: Case, clues: Clues) -> None:
+    slow = case.earlier(FindingKind.STEP_TIME_SPIKE, FindingKind.STRAGGLER, within=256)
+    if slow is not None:
+        clues.speaks(f"steps were slow before it: {slow.message}", STRONG)
+    clues.lacks("the stacks of all ranks: all inside of a collective, and none failed")
+
+
+def _loader(case: Case, clues: Clues) -> None:
+    share = data_share(case)
+    stalled = case.earlier(FindingKind.DATA_STALL, within=256)
+    if stalled is not None:
+        clues.speaks(f"the data were slow before: {stalled.message}", STRONG)
+    elif share is not None:
+        clues.denies(f"{share:.0%} of a step waited for data before")
+    clues.lacks("the stacks: a rank inside of the data iterator")
+
+
+def _long_interval(case: Case, clues: Clues) -> None:
+    phase = next((o.phase for o in case.onset if o.phase not in (None, "train")), None)
+    if phase is not None:
+        clues.speaks(f"the interval was one of phase {phase}", STRONG)
+
+
+HANG = (
+    Cause(
+        "rank_gone",
+        "one rank has failed, and the others wait in a collective for ever",
+        (
+            "read the last lines of every rank's log; look for a kill by the kernel (dmesg)",
+            "set a timeout of the collectives, so that the others end too",
+        ),
+        _rank_gone,
+    ),
+    Cause(
+        "slow_link",
+        "a link is down or very slow",
+        (
+            (
+                "measure the links (mindtune doctor --measure); look for retransmissions and "
+                "flapping ports"
+            ),
+            "leave one node out after the other",
+        ),
+        _slow_link,
+    ),
+    Cause(
+        "data_loader",
+        "the data loader waits: a dead worker, a deadlock, or storage that does not answer",
+        ("iterate over the data alone, without a model", "try with one worker"),
+        _loader,
+    ),
+    Cause(
+        "long_interval",
+        "it is no hang: compilation, evaluation or saving takes that long",
+        ("give such intervals longer limits (watchdog)",),
+        _long_interval,
+    ),
+)
+"""Causes of a hang, in the order in which to look."""
+
+
+def _too_small(case: Case, clues: Clues) -> None:
+    found = case.found(FindingKind.LOW_UTILIZATION)
+    busy = case.course("device_utilization")
+    if found is not None:
+        clues.speaks(found.message, STRONG)
+    elif busy is not None and busy.median < _IDLE:
+        clues.speaks(f"the device is busy {busy.median:.0%} of the time", STRONG)
+    elif busy is not None:
+        clues.denies(f"the device is busy {busy.median:.0%} of the time", STRONG)
+    else:
+        clues.lacks("device_utilization: a low one without data wait means too little work")
+    used, total = case.course("device_memory_used_bytes"), case.course("device_memory_total_bytes")
+    if used is not None and total is not None and used.high < 0.5 * total.high:
+        clues.speaks(
+            f"at most {used.high / total.high:.0%} of the memory is in use: there is room"
+        )
+
+
+def _ranks_idle(case: Case, clues: Clues) -> None:
+    if case.context.idle_ranks is not None:
+        clues.speaks(case.context.idle_ranks, DECISIVE)
+        return
+    busy = case.course("device_utilization")
+    if busy is None or case.found(FindingKind.LOW_UTILIZATION) is None:
+        return
+    for parts in (2, 4, 8):
+        if abs(busy.median - 1.0 / parts) < 0.04 and busy.scatter < 0.05:
+            clues.speaks(
+                f"the mean utilization stands at {busy.median:.0%}, as if one of {parts} devices "
+                "worked",
+                WEAK,
+            )
+            clues.lacks("the utilization of each device")
+            return
+
+
+def _wrong_peak(case: Case, clues: Clues) -> None:
+    wrong = next((f for f in case.others if f.evidence.get("signal") == "mfu"), None)
+    busy = case.course("device_utilization")
+    if wrong is not None:
+        clues.speaks(wrong.message, STRONG)
+    clues.lacks("the model's shape and the peak behind the figure (mindtune doctor --measure)")
+    if busy is not None and busy.median >= _BUSY:
+        clues.speaks(f"the device is busy {busy.median:.0%} of the time")
+
+
+def _recompute(case: Case, clues: Clues) -> None:
+    used, total = case.course("device_memory_used_bytes"), case.course("device_memory_total_bytes")
+    clues.lacks("the share of recomputation (HFU beside MFU), and of pipeline bubbles")
+    if used is not None and total is not None and total.high > 0:
+        share = used.high / total.high
+        if share < 0.7:
+            clues.speaks(f"at most {share:.0%} of the memory is in use: less recompute would fit")
+
+
+LOW_MFU = (
+    SLOW_STEPS[0],
+    Cause(
+        "too_little_work",
+        "the batch per device is too small for it",
+        (
+            "raise micro_batch_size while memory lasts, then the sequence length per device",
+            "look at what the host does between steps; use graph mode and data sinking",
+        ),
+        _too_small,
+    ),
+    Cause(
+        "idle_ranks",
+        "some of the devices do nothing",
+        ("compare the utilization of each device; do the degrees multiply to all of them?",),
+        _ranks_idle,
+    ),
+    SLOW_STEPS[1],
+    Cause(
+        "recompute_or_bubbles",
+        "recomputation or pipeline bubbles take the time",
+        (
+            "recompute fewer layers; raise micro_batch_num to at least 4 times the stages",
+            "search the layout: mindtune search",
+        ),
+        _recompute,
+    ),
+    SLOW_STEPS[2],
+    Cause(
+        "wrong_figure",
+        "the figure is wrong: the peak, the model's shape, or the number of devices",
+        ("check peak_flops, num_devices and the model block of the study",),
+        _wrong_peak,
+    ),
+)
+"""Causes of a low MFU, in the order in which to look."""
