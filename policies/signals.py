@@ -20,8 +20,8 @@ class Observation:
     wall_time_s: float | None = None
     """Seconds since the run started, at the end of this step."""
     phase: str | None = None
-    """What the interval was spent on besides training: train for nothing else, compile, eval or
-    save. Times are comparable in train alone."""
+    """What the interval was spent on besides training: train for nothing else, profile for an open
+    profiler, compile, eval or save. Times are comparable in train alone."""
     run: int | None = None
     """Segment of the run: 0 at first, one more after each resume."""
     loss: float | None = None

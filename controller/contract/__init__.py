@@ -28,6 +28,7 @@ from mindtune.controller.contract.live_sections import (
     ALERT_KINDS,
     AlertKind,
     AlertsSection,
+    ProfilerSection,
     WatchdogSection,
 )
 from mindtune.controller.contract.model_signals import LOG10_EDGES, ModelSignalRecord
@@ -52,6 +53,7 @@ from mindtune.controller.contract.outputs import (
     Unjudged,
     UsableFeature,
 )
+from mindtune.controller.contract.profile_record import KernelTime, ProfileRecord
 from mindtune.controller.contract.run_files import (
     MINDFORMERS_KEY,
     BestConfig,
@@ -134,6 +136,7 @@ __all__ = [
     "GateRule",
     "GoalsFile",
     "GradNormPrior",
+    "KernelTime",
     "KnobOverride",
     "KnobsFile",
     "Learned",
@@ -145,6 +148,8 @@ __all__ = [
     "PolicySection",
     "PositiveCount",
     "Predicted",
+    "ProfileRecord",
+    "ProfilerSection",
     "Provenance",
     "RejectedRule",
     "ReplayDecision",

@@ -10,8 +10,9 @@ from pydantic import Field, field_validator, model_validator
 from mindtune.controller.contract.base import ContractModel
 from mindtune.controller.live.watchdog import WatchdogLimits
 from mindtune.controller.units import Duration
+from mindtune.policies.findings import FindingKind
 
-__all__ = ["ALERT_KINDS", "AlertKind", "AlertsSection", "WatchdogSection"]
+__all__ = ["ALERT_KINDS", "AlertKind", "AlertsSection", "ProfilerSection", "WatchdogSection"]
 
 AlertKind = Literal["findings", "actions", "stop", "hang", "end"]
 """What an alert is about; `end` includes crashes."""
@@ -95,3 +96,20 @@ class WatchdogSection(ContractModel):
         """Return the limits as the watchdog takes them."""
         limits: dict[str, Any] = self.model_dump(exclude={"enabled", "exit_on_hang"})
         return WatchdogLimits(**limits)
+
+
+class ProfilerSection(ContractModel):
+    """When MindSpore's profiler is opened for a few steps.
+
+    An empty file `profile.request` in the run's folder always asks for it. No finding does unless
+    it is named here: on a device, a window costs seconds of training.
+    """
+
+    findings: list[FindingKind] = Field(default_factory=list)
+    """Kinds of findings that open it, such as step_time_spike, data_stall, low_utilization."""
+    steps: int = Field(default=5, ge=1, le=100)
+    """Steps of a window."""
+    max_windows: int = Field(default=3, ge=0, le=1000)
+    """Most windows of a run, resumes included; 0: none, whoever asks."""
+    gap: int = Field(default=200, ge=1)
+    """Least steps from one window to the next that a finding opens."""

@@ -102,8 +102,6 @@ class ResourceUse(ContractModel):
     """Share of a profiled step in which kernels ran."""
     host_share: Number | None = None
     """Share of a profiled step that was the host's alone."""
-    transfer_share: Number | None = None
-    """Share of a profiled step spent copying between host and device."""
     device_utilization: Number | None = None
     """Mean of the driver's figure: any kernel ran. No measure of work done."""
     device_temperature_c: Number | None = None
@@ -120,7 +118,7 @@ class Communication(ContractModel):
     communication_overlap: Number | None = None
     """Share of that time in which kernels ran as well."""
     communication_bytes_per_s: Number | None = None
-    """Achieved by one rank while it exchanged."""
+    """Achieved by one rank while it sent, as the profiler tells on Ascend."""
     straggler_ratio: Number | None = None
     """Median of the slowest rank's own time over the median rank's."""
 
@@ -181,7 +179,6 @@ METRICS: dict[str, Metric] = {
     "data_share": _metric("ratio", "lower"),
     "compute_share": _metric("ratio", "higher"),
     "host_share": _metric("ratio", "lower"),
-    "transfer_share": _metric("ratio", "lower"),
     "device_utilization": _metric("ratio", "higher"),
     "device_temperature_c": _metric("degC", "lower"),
     "device_power_w": _metric("W"),

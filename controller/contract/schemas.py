@@ -21,6 +21,7 @@ from mindtune.controller.contract.outputs import (
     ReplayOutput,
     SpaceOutput,
 )
+from mindtune.controller.contract.profile_record import ProfileRecord
 from mindtune.controller.contract.run_files import BestConfig, DecisionRecord, RunResult
 from mindtune.controller.contract.run_metrics import RunMetrics
 from mindtune.controller.contract.study_file import StudyFile
@@ -38,6 +39,7 @@ DOCUMENTS: dict[str, type[BaseModel]] = {
     "trial_record": TrialRecord,
     "decision": DecisionRecord,
     "model_signals": ModelSignalRecord,
+    "profile": ProfileRecord,
     "best_config": BestConfig,
     "run_result": RunResult,
     "run_conditions": RunConditions,

@@ -58,6 +58,8 @@ class SensedStep(NamedTuple):
     """Time that all ranks agree on: of this step, or of the one before if there are several."""
     own: StepTime
     """Time of this step by this rank's clock."""
+    own_data_s: float | None
+    """Of it, waiting for data; None: not known."""
 
 
 class Sensors:
@@ -189,7 +191,7 @@ class Sensors:
         self.eval_loss = None
         self._previous_batch = batch
         self._phase = "train"
-        return SensedStep(observation, recorded, agreed, own)
+        return SensedStep(observation, recorded, agreed, own, local.data_time_s)
 
     def _agree(self, signals: StepSignals, local: HostSignals) -> HostSignals:
         """Return what all ranks measured about the step before, and send what this one did."""

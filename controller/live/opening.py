@@ -21,6 +21,7 @@ from mindtune.controller.live.faults.planted import PlantedFaults
 from mindtune.controller.live.foreign import ForeignStep
 from mindtune.controller.live.model_signals import ModelSignals
 from mindtune.controller.live.observing import Machine
+from mindtune.controller.live.profiler_window import ProfilerWindow
 from mindtune.controller.live.ranks import (
     JobRank,
     data_parallel_degree,
@@ -165,6 +166,7 @@ def open_session(
         )
         if settings.sample_every
         else None,
+        profiler=_profiler(settings, folder),
     )
     if resumed is None:
         resumed = _saved_state(settings, adapter)
@@ -187,6 +189,16 @@ def _folder(settings: LiveSettings) -> RunFolder:
     folder = new_run_folder(DEFAULT_PARENT)
     _LOGGER.warning("mindtune records this run in %s", folder.path)
     return folder
+
+
+def _profiler(settings: LiveSettings, folder: RunFolder | None) -> ProfilerWindow | None:
+    if folder is None or settings.in_trial or not settings.profiler.max_windows:
+        return None
+    from mindtune.controller.live.mindspore_profiler import (  # noqa: PLC0415 - only where used
+        MindSporeProfiler,
+    )
+
+    return ProfilerWindow(settings.profiler, MindSporeProfiler(), folder)
 
 
 def _snapshots(

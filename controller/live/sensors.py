@@ -32,7 +32,7 @@ from mindtune.search.efficiency import flops_utilization
 
 __all__ = ["PHASES", "BatchFacts", "HostSignals", "StepSignals", "observe", "reduce_rows"]
 
-PHASES: Final = ("train", "compile", "eval", "save")
+PHASES: Final = ("train", "profile", "compile", "eval", "save")
 """Values of the column `phase`; over ranks the last one named here wins."""
 
 _ROW: Final = (

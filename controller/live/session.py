@@ -39,11 +39,13 @@ from mindtune.controller.records import Recorder
 from mindtune.policies.decisions import Advise
 from mindtune.policies.engine import Engine
 from mindtune.policies.facts import RunFacts
+from mindtune.policies.findings import Finding
 from mindtune.policies.signals import Observation
 
 if TYPE_CHECKING:
     from mindtune.controller.live.faults.planted import PlantedFaults
     from mindtune.controller.live.model_signals import ModelSignals
+    from mindtune.controller.live.profiler_window import ProfilerWindow
 
 __all__ = ["LiveSession"]
 
@@ -64,6 +66,7 @@ class LiveSession:
         alerts: What tells people; None on all ranks but the first, and where nobody is told.
         faults: Faults that are planted on purpose; None: none are.
         model_signals: What looks inside the model; None: nothing does.
+        profiler: What profiles a few steps; None on all ranks but the first, and in a trial.
         clock: Monotonic time in seconds.
     """
 
@@ -80,6 +83,7 @@ class LiveSession:
         alerts: RunAlerts | None = None,
         faults: PlantedFaults | None = None,
         model_signals: ModelSignals | None = None,
+        profiler: ProfilerWindow | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -91,6 +95,7 @@ class LiveSession:
         self._alerts = alerts
         self._faults = faults
         self._model_signals = model_signals
+        self._profiler = profiler
         self._timer = StepTimer(clock)
         self._probe = SamplingThread(choose_probe(self._machine.device).probe)
         self._sensors = Sensors(
@@ -171,6 +176,8 @@ class LiveSession:
         """
         if self._faults is not None:
             self._faults.wait_for_data(self.step + 1)
+        if self._profiler is not None and self._profiler.is_open:
+            self._sensors.note_phase("profile")
         compiles = self._sensors.begin_call(
             shapes=shapes, samples=samples, tokens=tokens, waited=waited
         )
@@ -207,10 +214,12 @@ class LiveSession:
             if num_steps > 1:
                 self.controller.report_once(hidden_steps_finding(self.step, num_steps))
             sensed = self._sensors.complete(signals, step=self.step, num_steps=num_steps)
-            self._decide(sensed)
+            findings = self._decide(sensed)
             recorded = sensed.recorded
         self._heartbeat(self._phase)
         self._timer.leave()
+        if recorded is not None:
+            self._profile(sensed, findings)
         return recorded
 
     def pause(self, phase: Phase) -> None:
@@ -278,6 +287,8 @@ class LiveSession:
                 closing.callback(self._adapter.watch_own_time, None)
                 if self._model_signals is not None:
                     closing.callback(self._model_signals.end)
+                if self._profiler is not None:
+                    closing.callback(self._profiler.end)
                 if error is None:
                     # Functions of the user's: what they raise ends the run like other failures.
                     self._evaluate()
@@ -317,11 +328,11 @@ class LiveSession:
             _LOGGER.exception("mindtune could not leave a result")
         return True
 
-    def _decide(self, sensed: SensedStep) -> None:
-        """Let the controller decide on a step, and take it into the reports."""
+    def _decide(self, sensed: SensedStep) -> tuple[Finding, ...]:
+        """Let the controller decide on a step, take it into the reports, return what it shows."""
         if self.controller.engine_state is None:
             self._start_controller()
-        self.controller.step(sensed.observation, recorded=sensed.recorded)
+        result = self.controller.step(sensed.observation, recorded=sensed.recorded)
         if self.controller.copied_state:
             # The time it took lies in the next step.
             self.note_save()
@@ -329,6 +340,16 @@ class LiveSession:
         self.stop_reason = self.controller.stop_diagnosis
         if self._trial is not None and self._trial.take(sensed):
             self.stop_reason = self.stop_reason or "the trial has measured its steps"
+        return result.findings
+
+    def _profile(self, sensed: SensedStep, findings: tuple[Finding, ...]) -> None:
+        """Open or close the profiler, if it is time to; that time counts for no step."""
+        if self._profiler is not None and self._profiler.take(
+            sensed.own, data_time_s=sensed.own_data_s, findings=findings
+        ):
+            self.pause("save")
+            self._profiler.turn()
+            self.resume()
 
     def _facts(self) -> RunFacts:
         """Return what holds for the whole run, as far as it is known by now."""

@@ -30,6 +30,7 @@ from mindtune.controller.contract import (
     FaultPlan,
     GradNormPrior,
     Learned,
+    ProfilerSection,
     WatchdogSection,
     parse,
     read_document,
@@ -90,6 +91,8 @@ class LiveConfig(ContractModel):
     alerts: AlertsSection | None = None
     """Who is told what; null: nobody."""
     model_signals: ModelSignalsSection = ModelSignalsSection()
+    profiler: ProfilerSection = ProfilerSection()
+    """When a few steps are profiled."""
     max_num_microbatches: int | None = Field(default=None, ge=1)
     """Most micro-batches per optimizer step that the batch policy may ask for."""
     faults: tuple[AnyFault, ...] = ()
@@ -110,6 +113,7 @@ class LiveSettings:
     sample_every: int = 0
     """Optimizer steps from one sample of model signals to the next; 0: none, and in a trial, whose
     steps are timed."""
+    profiler: ProfilerSection = field(default_factory=ProfilerSection)
     max_num_microbatches: int | None = None
     faults: tuple[AnyFault, ...] = ()
     out_dir: Path | None = None
@@ -187,6 +191,7 @@ def load_settings(
         rewind=live.rewind,
         alerts=None if trial_dir else shared.alerts,
         sample_every=0 if trial_dir else live.model_signals.every,
+        profiler=live.profiler,
         max_num_microbatches=live.max_num_microbatches,
         faults=faults,
         out_dir=Path(out_dir) if out_dir else None,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from mindtune.controller.contract import ProfileRecord
 from mindtune.controller.contract.run_metrics import ResourceUse
 from mindtune.controller.metrics.bootstrap import Array, block_interval, means
 from mindtune.controller.metrics.collect import Collected
 from mindtune.controller.metrics.run_source import RunSource
 from mindtune.controller.metrics.throughput import Figures
 
-__all__ = ["resource_use"]
+__all__ = ["profile_mean", "resource_use"]
 
 
 def resource_use(found: Collected, source: RunSource, figures: Figures) -> ResourceUse:
@@ -23,18 +26,36 @@ def resource_use(found: Collected, source: RunSource, figures: Figures) -> Resou
     """
     peak = _peak_memory(found, source, figures)
     device = found.device_bytes
-    for name in ("compute_share", "host_share", "transfer_share"):
-        figures.reasons[name] = "no profiler window tells"
+    profiled = {
+        name: profile_mean(source.profiles, name, figures)
+        for name in ("compute_share", "host_share")
+    }
     return ResourceUse(
         peak_memory_bytes=peak,
         device_memory_bytes=device,
         memory_share=peak / device if peak is not None and device else None,
         memory_fragmentation=_fragmentation(found, source, figures),
         data_share=_data_share(found, figures),
+        **profiled,
         device_utilization=_mean(found.utilizations),
         device_temperature_c=found.temperature_c,
         device_power_w=_mean(found.powers),
     )
+
+
+def profile_mean(profiles: Sequence[ProfileRecord], name: str, figures: Figures) -> float | None:
+    """Return the mean of a share over all profiled steps; None, and why, where none tells it."""
+    told = [
+        (value, profile.steps)
+        for profile in profiles
+        if (value := getattr(profile, name)) is not None
+    ]
+    if not told:
+        figures.reasons[name] = "no profiler window tells"
+        return None
+    steps = sum(count for _, count in told)
+    figures.reasons[name] = f"of {steps} profiled steps in {len(told)} windows"
+    return float(sum(value * count for value, count in told) / steps)
 
 
 def _peak_memory(found: Collected, source: RunSource, figures: Figures) -> int | None:

@@ -15,7 +15,7 @@ from mindtune.controller.errors import ConfigError
 from mindtune.controller.metrics.bootstrap import means, medians, slope_interval
 from mindtune.controller.metrics.collect import Collected, collect
 from mindtune.controller.metrics.judge import judge
-from mindtune.controller.metrics.resources import resource_use
+from mindtune.controller.metrics.resources import profile_mean, resource_use
 from mindtune.controller.metrics.run_source import RunSource, open_source
 from mindtune.controller.metrics.throughput import Figures, throughput
 from mindtune.policies.findings import Finding, FindingKind, Severity
@@ -91,7 +91,7 @@ def measure(source: RunSource, *, conditions: RunConditions | None = None) -> Ru
         convergence=course,
         throughput=speed,
         resources=resources,
-        communication=_communication(found, known, figures),
+        communication=_communication(found, known, source, figures),
         stability=_stability(found, source, figures),
         intervals=figures.intervals,
         findings=judge(found, speed, resources),
@@ -163,15 +163,15 @@ def _loss_drop(found: Collected, figures: Figures) -> float | None:
     return -1000 * slope
 
 
-def _communication(found: Collected, known: RunConditions, figures: Figures) -> Communication:
-    alone = known.num_devices == 1
-    if not alone:
-        for name in ("communication_share", "communication_overlap", "communication_bytes_per_s"):
-            figures.reasons[name] = "no profiler window tells what the ranks exchanged"
-    return Communication(
-        communication_share=0.0 if alone else None,
-        straggler_ratio=_median(found.stragglers),
-    )
+def _communication(
+    found: Collected, known: RunConditions, source: RunSource, figures: Figures
+) -> Communication:
+    straggler = _median(found.stragglers)
+    if known.num_devices == 1:
+        return Communication(communication_share=0.0, straggler_ratio=straggler)
+    names = ("communication_share", "communication_overlap", "communication_bytes_per_s")
+    profiled = {name: profile_mean(source.profiles, name, figures) for name in names}
+    return Communication(straggler_ratio=straggler, **profiled)
 
 
 def _stability(found: Collected, source: RunSource, figures: Figures) -> Stability:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mindtune.controller.contract import (
     KnobsFile,
+    ProfileRecord,
     RunResult,
     StudyFile,
     TrialRecord,
@@ -21,7 +22,7 @@ from mindtune.controller.contract import (
 from mindtune.controller.contract.conditions import RunConditions
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.metrics.peaks import look_up_peak
-from mindtune.controller.records import RunFolder, read_decisions
+from mindtune.controller.records import RunFolder, read_decisions, read_profiles
 from mindtune.controller.records.log_readers import open_log
 from mindtune.policies.signals import Observation
 
@@ -46,6 +47,8 @@ class RunSource:
     reserved_bytes: int | None = None
     """Peak that the framework's allocator had taken from the device."""
     timeouts: int | None = None
+    profiles: tuple[ProfileRecord, ...] = ()
+    """What profiler windows showed."""
 
     @property
     def is_log(self) -> bool:
@@ -86,6 +89,7 @@ def open_source(path: Path, *, format: str = "auto") -> RunSource:  # noqa: A002
         peak_memory_bytes=None if result is None else result.peak_memory_bytes,
         reserved_bytes=None if result is None else result.peak_reserved_bytes,
         timeouts=_num_hangs(folder),
+        profiles=tuple(read_profiles(folder.profiles)),
     )
 
 

@@ -11,6 +11,7 @@ from mindtune.controller.records.model_signal_log import (
     ModelSignalWriter,
     read_model_signals,
 )
+from mindtune.controller.records.profile_log import append_profile, read_profiles
 from mindtune.controller.records.recorder import Recorder
 from mindtune.controller.records.run_folder import RunFolder, new_run_folder
 from mindtune.controller.records.signal_writer import SignalWriter, read_signals
@@ -21,9 +22,11 @@ __all__ = [
     "Recorder",
     "RunFolder",
     "SignalWriter",
+    "append_profile",
     "merge_decisions",
     "new_run_folder",
     "read_decisions",
     "read_model_signals",
+    "read_profiles",
     "read_signals",
 ]

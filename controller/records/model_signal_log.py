@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from mindtune.controller.contract import ModelSignalRecord, parse, refuse_pipe
-from mindtune.controller.errors import ConfigError
+from mindtune.controller.contract import ModelSignalRecord
 from mindtune.controller.records.append_file import open_append
+from mindtune.controller.records.json_log import read_json_log
 
 __all__ = ["ModelSignalWriter", "read_model_signals"]
 
@@ -40,25 +39,4 @@ def read_model_signals(path: Path) -> list[ModelSignalRecord]:
     Raises:
         ConfigError: a whole line is no such record.
     """
-    refuse_pipe(path)
-    records = []
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.endswith("\n"):
-                    break
-                if line.strip():
-                    records.append(_record(line, source=f"{path}, line {number}"))
-    except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} must be a readable text file, but: {error}.") from None
-    return records
-
-
-def _record(line: str, *, source: str) -> ModelSignalRecord:
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError) as error:  # brackets without end, an endless number
-        raise ConfigError(f"{source} must be JSON, but: {error}.") from None
-    return parse(ModelSignalRecord, content, source=source)
+    return read_json_log(path, ModelSignalRecord)

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from mindtune.controller.contract import DecisionRecord, ModelSignalRecord, RunResult
+from mindtune.controller.contract import (
+    DecisionRecord,
+    ModelSignalRecord,
+    ProfileRecord,
+    RunResult,
+)
 from mindtune.controller.errors import ConfigError
 
 __all__ = ["RunFolder", "new_run_folder"]
@@ -32,6 +37,16 @@ class RunFolder:
     def model_signals(self) -> Path:
         """Sampled signals from inside the model, one JSON object per line; absent if off."""
         return self.path / ModelSignalRecord.FILE
+
+    @property
+    def profiles(self) -> Path:
+        """What profiler windows showed, one JSON object per line; absent where none was opened."""
+        return self.path / ProfileRecord.FILE
+
+    @property
+    def profile_request(self) -> Path:
+        """A file that a user puts there to have a profiler window opened."""
+        return self.path / "profile.request"
 
     @property
     def result(self) -> Path:

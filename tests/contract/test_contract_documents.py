@@ -66,7 +66,8 @@ def test_unknown_key_is_refused_with_the_allowed_keys(name):
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in DOCUMENTS if n not in ("compare_output", "decision", "model_signals")]
+    "name",
+    [n for n in DOCUMENTS if n not in ("compare_output", "decision", "model_signals", "profile")],
 )
 def test_another_schema_version_is_refused(name):
     content = sample_documents(name)[0]

@@ -101,7 +101,7 @@ def test_a_trial_reports_the_slowest_ranks_times(ranks):
     assert result["step_time_s"][0] > 0.45
     assert (result["effective"]["data_parallel"], result["samples_per_step"]) == (2, 16)
     assert ranks[0]["trial_files"] == [
-        "decisions.jsonl", "knobs.yaml", "result.json", "signals.csv", "state",
+        "conditions.json", "decisions.jsonl", "knobs.yaml", "result.json", "signals.csv", "state",
     ]  # fmt: skip
     assert len(ranks[0]["trial"]["scales"]) == len(ranks[1]["trial"]["scales"]) == 22
 

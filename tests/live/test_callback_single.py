@@ -70,7 +70,13 @@ def column(rows, name):
 
 def test_three_lines_leave_a_run_folder_with_every_signal(graph):
     seen = graph["three_lines"]
-    assert seen["files"] == ["decisions.jsonl", "result.json", "signals.csv", "state"]
+    assert seen["files"] == [
+        "conditions.json",
+        "decisions.jsonl",
+        "result.json",
+        "signals.csv",
+        "state",
+    ]
     rows = seen["rows"]
     assert column(rows, "step") == list(range(1, 101))
     assert column(rows, "phase") == ["compile"] + ["train"] * 99
@@ -416,7 +422,13 @@ def test_sampling_only_looks(both):
     assert len(off) == 12
     assert on == off
     assert seen["same_weights"]
-    assert seen["off_files"] == ["decisions.jsonl", "result.json", "signals.csv", "state"]
+    assert seen["off_files"] == [
+        "conditions.json",
+        "decisions.jsonl",
+        "result.json",
+        "signals.csv",
+        "state",
+    ]
 
 
 def test_nothing_is_compiled_for_what_is_off(graph):
