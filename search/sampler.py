@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 
@@ -43,6 +43,7 @@ from mindtune.search.surrogate import (
     log_expected_improvement,
     probability_ok,
 )
+from mindtune.search.tpe import ConfigTPESampler
 from mindtune.search.trial_history import attempts, measurements
 
 __all__ = ["SAMPLERS", "GuidedSampler", "Suggestion", "make_sampler", "parameters"]
@@ -81,7 +82,7 @@ def make_sampler(name: str, report: SpaceReport, *, seed: int) -> BaseSampler:
     if name in ("guided", "staged"):
         return GuidedSampler(report, seed=seed, is_staged=name == "staged")
     if name == "tpe":
-        return TPESampler(seed=seed)
+        return ConfigTPESampler(report, seed=seed)
     if name == "random":
         return RandomSampler(seed=seed)
     raise SearchError(f"sampler must be one of {', '.join(SAMPLERS)}, but got {name!r}.")
