@@ -232,4 +232,4 @@ def _tie_note(entry: Confirmed, ranked: Sequence[Confirmed]) -> str:
     best = max(ranked, key=lambda other: other.median)
     if best is entry:
         return ""
-    return f"; it ties with trial {best.number} within noise and needs less memory"
+    return f"; it lies within {TIE:.0%} of trial {best.number} and needs less memory"

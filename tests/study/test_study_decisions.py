@@ -176,7 +176,7 @@ BASE = repeats(1.0, 1.01, 0.99)
         ({1: repeats(1.005, 1.004, 1.006)}, {}, 0, "beyond noise"),
         ({}, {}, 0, "no config is better"),
         ({1: repeats(1.5, 1.5, 1.5), 2: repeats(1.49, 1.49, 1.49, memory=50)}, {}, 2,
-         "ties with trial 1 within noise and needs less memory"),
+         "it lies within 2% of trial 1 and needs less memory"),
         ({1: repeats(1.5, 1.5, 1.5), 2: repeats(1.4, 1.4, 1.4, memory=50)}, {}, 1, "1.50 x"),
         ({1: repeats(1.5, 1.5, 1.5), 2: repeats(1.2, 1.2, 1.2)}, {1: verdict(ok=False)}, 2,
          "trial 1 is out: it does not converge as the base does"),

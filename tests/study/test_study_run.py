@@ -281,7 +281,7 @@ def test_tie_goes_to_more_memory_to_spare_and_the_limit_is_hard(tiny):
     leaders = [config_of(summary.trial(number)) for number in summary.leaders]
     assert leaders == ["4-none", "4-full"]
     assert config_of(summary.trial(summary.winner)) == "4-full"
-    assert f"ties with trial {trials['4-none'].number}" in summary.reason
+    assert f"lies within 2% of trial {trials['4-none'].number}" in summary.reason
 
 
 def test_nothing_better_than_the_base_means_that_the_base_wins(tiny):
