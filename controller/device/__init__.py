@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from mindtune.controller.device.choose import ProbeChoice, choose_probe
+from mindtune.controller.device.choose import DeferredProbe, ProbeChoice, choose_probe
 from mindtune.controller.device.reading import EMPTY_READING, DeviceReading, Probe, ProbeError
 from mindtune.controller.device.sampler import DeviceSample, SamplingThread
 
 __all__ = [
     "EMPTY_READING",
+    "DeferredProbe",
     "DeviceReading",
     "DeviceSample",
     "Probe",

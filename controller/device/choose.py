@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mindtune.controller.device.reading import Probe, ProbeError, UnsupportedProbe
+from mindtune.controller.device.reading import (
+    DeviceReading,
+    Probe,
+    ProbeError,
+    UnsupportedProbe,
+)
 from mindtune.controller.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ProbeChoice", "choose_probe"]
+__all__ = ["DeferredProbe", "ProbeChoice", "choose_probe"]
 
 
 class ProbeChoice(NamedTuple):
@@ -62,3 +67,37 @@ def choose_probe(
 
     host = HostProbe()
     return ProbeChoice(host, f"device target CPU, read by {host.name}")
+
+
+class DeferredProbe:
+    """Opens the probe for a device target with the first read, in the thread that reads.
+
+    A driver that hangs does so from its first call on, which must not be made by the thread that
+    trains.
+
+    Args:
+        device_target: As of `choose_probe`.
+    """
+
+    name = "device probe"
+    min_period_s = 0.1
+
+    def __init__(self, device_target: str) -> None:
+        self._device_target = device_target
+        self._probe: Probe | None = None
+
+    def read(self) -> DeviceReading:
+        """Read the device once.
+
+        Raises:
+            ProbeError: The driver cannot be read now.
+        """
+        if self._probe is None:
+            self._probe = choose_probe(self._device_target).probe
+            self.name, self.min_period_s = self._probe.name, self._probe.min_period_s
+        return self._probe.read()
+
+    def close(self) -> None:
+        """Free the driver, where it was opened."""
+        if self._probe is not None:
+            self._probe.close()

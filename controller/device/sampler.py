@@ -77,10 +77,8 @@ class SamplingThread:
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} must be above 0 seconds, but got {value}; e.g. 0.5.")
         self._probe = probe
-        self._period_s = max(period_s, probe.min_period_s)
-        self._stale_after_s = (
-            max(4 * self._period_s, _MIN_STALE_S) if stale_after_s is None else stale_after_s
-        )
+        self._least_period_s = period_s
+        self._told_stale_after_s = stale_after_s
         self._history_s = history_s
         self._clock = clock
         self._lock = threading.Lock()
@@ -101,6 +99,16 @@ class SamplingThread:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
+
+    @property
+    def _period_s(self) -> float:
+        # A probe may know its least period only once its first read has opened the driver.
+        return max(self._least_period_s, self._probe.min_period_s)
+
+    @property
+    def _stale_after_s(self) -> float:
+        told = self._told_stale_after_s
+        return max(4 * self._period_s, _MIN_STALE_S) if told is None else told
 
     @property
     def last_error(self) -> str | None:

@@ -9,14 +9,8 @@ from typing import Any
 import mindspore as ms
 
 from mindtune.controller.alerts.run_alerts import open_alerts
-from mindtune.controller.contract import (
-    ENV_MARK,
-    FaultPlan,
-    RunConditions,
-    write_json,
-    write_yaml,
-)
-from mindtune.controller.live.conditions import run_conditions
+from mindtune.controller.contract import ENV_MARK, FaultPlan, write_yaml
+from mindtune.controller.live.conditions import write_conditions
 from mindtune.controller.live.faults.planted import PlantedFaults
 from mindtune.controller.live.foreign import ForeignStep
 from mindtune.controller.live.model_signals import ModelSignals
@@ -147,8 +141,13 @@ def open_session(
     recorder = None if folder is None else Recorder(folder)
     machine = _machine(place)
     if folder is not None:
-        told = run_conditions(workload, num_devices=place.size, device=machine.device)
-        write_json(folder.path / RunConditions.FILE, told)
+        write_conditions(
+            folder.path,
+            workload,
+            num_devices=place.size,
+            device=machine.device,
+            seed=ms.get_seed(),
+        )
     if folder is not None and settings.faults:
         write_yaml(folder.path / FaultPlan.FILE, FaultPlan(faults=settings.faults))
     session = LiveSession(

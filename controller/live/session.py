@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindtune.controller.alerts.run_alerts import RunAlerts
 from mindtune.controller.contract.fault_plan import PLANTED_FAULTS
-from mindtune.controller.device import DeviceReading, SamplingThread, choose_probe
+from mindtune.controller.device import DeferredProbe, DeviceReading, SamplingThread
 from mindtune.controller.live.controller import LiveController
 from mindtune.controller.live.observing import Machine, SensedStep, Sensors
 from mindtune.controller.live.result import ResultWriter
@@ -97,7 +97,7 @@ class LiveSession:
         self._model_signals = model_signals
         self._profiler = profiler
         self._timer = StepTimer(clock)
-        self._probe = SamplingThread(choose_probe(self._machine.device).probe)
+        self._probe = SamplingThread(DeferredProbe(self._machine.device))
         self._sensors = Sensors(
             adapter, workload, self._machine, timer=self._timer, read_device=self._read_device
         )
