@@ -15,6 +15,7 @@ from mindtune.controller.cli.report import report
 from mindtune.controller.cli.run import run
 from mindtune.controller.cli.search import search
 from mindtune.controller.cli.space import space
+from mindtune.controller.cli.watch import watch
 from mindtune.controller.cli.worker import worker
 
 __all__ = ["COMMANDS"]
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "export": export,
     "run": run,
     "replay": replay,
+    "watch": watch,
     "report": report,
     "compare": compare,
     "gate": gate,

@@ -1,4 +1,4 @@
-"""`mindtune report`: one HTML page of a run or a study."""
+"""`mindtune report`: a run, a study or any log, as one HTML page or as PDF."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ __all__ = ["report"]
 
 
 def report(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder of a run or a study.", metavar="RUN|STUDY")
+    source: Annotated[
+        Path,
+        typer.Argument(help="Folder of a run or a study, or a training log.", metavar="RUN|STUDY"),
     ],
     *,
     out: Annotated[
-        Path | None, typer.Option(help="HTML file; default: report.html in the folder.")
+        Path | None,
+        typer.Option(help="FILE.html or FILE.pdf; default: report.html in the folder."),
     ] = None,
+    language: Annotated[str, typer.Option(help="en or zh.")] = "en",
 ) -> int:
-    """Write the report of a run or a study as one self-contained HTML page."""
+    """Write the report of a run, a study or any training log, as HTML or PDF."""
     from mindtune.controller.reports.write import write_report
 
-    path = write_report(folder, out)
+    path = write_report(source, out, language=language)
     console_out().print(f"written to {path}", soft_wrap=True)
     return 0

@@ -191,7 +191,7 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{str(path)!r} must be the name of a file, but: {error}.") from None
 
 
-def write_atomic(path: Path, text: str) -> None:
+def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader sees the old or the new content, never a part.
 
     Raises:
@@ -205,9 +205,11 @@ def write_atomic(path: Path, text: str) -> None:
             f"the folder of {path} must be writable, but: {error.strerror}."
         ) from None
     try:
-        # Half of a character, as in a damaged name, is no reason to lose a whole document.
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            if isinstance(content, str):
+                # Half of a character, as in a damaged name, is no reason to lose a document.
+                content = content.encode("utf-8", errors="backslashreplace")
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         Path(name).chmod(0o644)

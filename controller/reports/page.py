@@ -1,20 +1,39 @@
-"""A report as one self-contained HTML page: sections with text, a figure, a table."""
+"""A report as a value: a first screen for whoever decides, then sections for whoever repairs.
+
+It is rendered as one self-contained HTML page here, and as PDF in `pdf`.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
+from typing import Literal
 
 from jinja2 import Environment
 
-__all__ = ["Column", "Page", "Section", "Table", "number", "render"]
+from mindtune.controller.reports.figure_style import for_html
+from mindtune.controller.reports.language import Words
+
+__all__ = ["Card", "Column", "Figure", "Page", "Quoted", "Section", "Table", "Tone", "number",
+           "render"]  # fmt: skip
 
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that HTML forbids; they come with messages of other programs."""
+_TALL = 20
+"""Rows from which on a table scrolls in a box of its own on a screen."""
+
+Tone = Literal["good", "attention", "bad", "plain"]
+"""How a verdict is coloured; it never rests on the colour alone."""
+
+
+class Quoted(str):
+    """A text of a record, in the language in which it was written."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -34,6 +53,21 @@ class Table:
     strong: frozenset[int] = frozenset()
     """Rows to stand out."""
 
+    @property
+    def is_tall(self) -> bool:
+        """Whether it is longer than a reader takes in at once."""
+        return len(self.rows) > _TALL
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing."""
+
+    svg: str
+    """Of our own making: it is the one thing that is not escaped."""
+    caption: str
+    """What it shows and how to read it; also what a screen reader says."""
+
 
 @dataclass(frozen=True)
 class Section:
@@ -41,30 +75,52 @@ class Section:
 
     title: str
     text: str = ""
-    figure: str | None = None
-    """SVG of our own making: it is the one thing that is not escaped."""
-    caption: str = ""
+    figures: Sequence[Figure] = ()
     table: Table | None = None
+    quotes: Sequence[str] = ()
+    """What records say about it in their own words."""
+    note: str = ""
+    """Small print below."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One answer of the first screen."""
+
+    title: str
+    value: str
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Page:
     """The whole report."""
 
+    words: Words
     title: str
     subtitle: str
+    tone: Tone
+    verdict: str
+    """In a few words."""
     lead: str
     """What a reader who stops here should know."""
     sections: Sequence[Section]
+    cards: Sequence[Card] = ()
+    quotes: Sequence[str] = field(default_factory=tuple)
+    """What records say about it in their own words."""
 
 
 def render(page: Page) -> str:
-    """Return the page as HTML that loads nothing from anywhere."""
-    source = resources.files("mindtune.controller.reports").joinpath("page.html").read_text()
-    template = Environment(autoescape=True, trim_blocks=True).from_string(source)
-    html = template.render(
-        title=page.title, subtitle=page.subtitle, lead=page.lead, sections=page.sections
-    )
+    """Return the page as HTML that loads nothing from anywhere and runs no script.
+
+    It reads well without its style sheet too, since servers of build results forbid those.
+    """
+    source = resources.files("mindtune.controller.reports").joinpath("page.html")
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["drawn"] = for_html
+    environment.tests["quoted"] = lambda cell: isinstance(cell, Quoted)
+    template = environment.from_string(source.read_text(encoding="utf-8"))
+    html = template.render(page=page, words=page.words)
     return _CONTROL.sub("\ufffd", html)
 
 

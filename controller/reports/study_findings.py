@@ -4,80 +4,75 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mindtune.controller.reports.figures import Point, scatter
-from mindtune.controller.reports.page import Column, Section, Table, number
+from mindtune.controller.reports.language import Words
+from mindtune.controller.reports.page import Column, Figure, Section, Table, number
+from mindtune.controller.reports.spread_figures import Point, scatter
 from mindtune.controller.trials.summary import StudySummary
 from mindtune.controller.units import format_size
 from mindtune.search.knobs import KnobValue, knob_text
 
 __all__ = ["ablation_section", "front_section", "kept_section", "noise_section"]
 
+_ARROW = "\N{RIGHTWARDS ARROW}"
 
-def ablation_section(summary: StudySummary) -> Section | None:
+
+def ablation_section(summary: StudySummary, words: Words) -> Section | None:
     """Return what each knob gave on the way from the base config to the best."""
     if summary.winner in (None, 0):
         return None
-    title = "What each knob gave"
+    title = words("study.section.ablation")
     if not summary.ablation:
-        text = "Base or best config has no value, so nothing can be said."
-        return Section(title, text=text)
+        return Section(title, text=words("study.ablation.none"))
     rows = [
         [
-            _changes(step.changed), _trial(step.since), _trial(step.trial), number(step.value),
-            f"{step.ratio:.2f} x", _VERDICTS[step.different],
+            _changes(step.changed), _trial(step.since, words), _trial(step.trial, words),
+            number(step.value), f"{step.ratio:.2f} x", _beyond_noise(step.different, words),
         ]
         for step in summary.ablation
     ]  # fmt: skip
-    text = (
-        "From the base config to the best, one step after the other; the factors multiply to the "
-        "whole. The values of base and best are the medians of their confirming launches, where "
-        "there are any, those between are of one launch each."
-    )
+    text = words("study.ablation.text")
     if any(len(step.changed) > 1 for step in summary.ablation):
-        text += (
-            " Knobs in one line changed together: no config between was measured, or none can "
-            "run. `mindtune search --ablate` measures those that can."
-        )
+        text += words("lead.joint") + words("study.ablation.together")
     columns = [
-        Column("knobs"), Column("from trial", number=True), Column("to trial", number=True),
-        Column("value", number=True), Column("gave", number=True), Column("beyond noise"),
+        Column(words("column.knobs")), Column(words("column.from_trial"), number=True),
+        Column(words("column.to_trial"), number=True), Column(words("column.value"), number=True),
+        Column(words("column.gave"), number=True), Column(words("column.beyond_noise")),
     ]  # fmt: skip
     return Section(title, text=text, table=Table(columns, rows))
 
 
-_STEPS = "step times within a launch: 1.48 x median distance from their median, median of launches"
-_PARTS = "median step times of the second and the last third of each launch"
-_COMMON = "what all configs of a round of launches share: the machine at that time"
-_VERDICTS = {True: "yes", False: "no", None: "not known"}
+def _beyond_noise(different: bool | None, words: Words) -> str:
+    return words({True: "yes", False: "no", None: "unknown"}[different])
 
 
-def noise_section(summary: StudySummary) -> Section | None:
+def noise_section(summary: StudySummary, words: Words) -> Section | None:
     """Return how much measurements vary though nothing was changed."""
     noise = summary.noise
     confirmed = sum(trial.confirmed for trial in summary.trials)
-    launches = (
-        f"values of the confirming launches of {confirmed} configs, "
-        f"{noise.launch_freedom} degrees of freedom"
-    )
     entries = [
-        ("step to step", noise.step, _STEPS),
-        ("part to part", noise.part, _PARTS),
-        ("launch to launch", noise.launch, launches),
-        ("- common to a round", noise.common, _COMMON),
-        ("- of each launch", noise.own, "what is left"),
+        ("step", noise.step), ("part", noise.part), ("launch", noise.launch),
+        ("common", noise.common), ("own", noise.own),
     ]  # fmt: skip
-    rows = [[what, f"{share:.1%}", how] for what, share, how in entries if share is not None]
+    rows = [
+        [
+            words(f"study.noise.{key}"), f"{share:.1%}",
+            words(f"study.noise.{key}_how", configs=confirmed, freedom=noise.launch_freedom),
+        ]
+        for key, share in entries
+        if share is not None
+    ]  # fmt: skip
     if not rows:
         return None
-    columns = [Column("from"), Column("standard deviation", number=True), Column("measured from")]
+    columns = [
+        Column(words("column.noise_from")), Column(words("column.deviation"), number=True),
+        Column(words("column.measured_from")),
+    ]  # fmt: skip
     return Section(
-        "Noise of the trials",
-        text="How much was measured to vary though nothing was changed.",
-        table=Table(columns, rows),
+        words("study.section.noise"), text=words("study.noise.text"), table=Table(columns, rows)
     )
 
 
-def front_section(summary: StudySummary) -> Section | None:
+def front_section(summary: StudySummary, words: Words) -> Section | None:
     """Return speed against stability, and the configs that none beats in both."""
     points, rows = [], []
     for trial in summary.trials:
@@ -94,27 +89,27 @@ def front_section(summary: StudySummary) -> Section | None:
             rows.append([
                 str(trial.number), number(found[0]), number(found[1]),
                 format_size(max(peaks)) if peaks else "-", str(len(trial.confirming())),
-                "yes" if trial.confirmed else "no",
+                words("yes" if trial.confirmed else "no"),
             ])  # fmt: skip
     if not points:
         return None
-    speed = "MFU" if summary.objective == "mfu" else "steps per second"
+    speed = words("column.mfu" if summary.objective == "mfu" else "axis.steps_per_second")
     columns = [
-        Column("trial", number=True), Column(speed, number=True), Column("stability", number=True),
-        Column("memory", number=True), Column("launches", number=True), Column("confirmed"),
+        Column(words("column.trial"), number=True), Column(speed, number=True),
+        Column(words("column.stability"), number=True),
+        Column(words("column.memory"), number=True),
+        Column(words("column.launches"), number=True), Column(words("column.confirmed")),
     ]  # fmt: skip
+    drawing = scatter(points, x=words("column.stability"), y=speed)
     return Section(
-        "Speed against stability",
-        text=(
-            "Configs with a star are the front: no other is as good in both and better in one by "
-            "more than noise. `mindtune export STUDY_DIR --trial N --out FILE` takes any of them."
-        ),
-        figure=scatter(points, x="stability", y=speed, title=f"{speed} against stability"),
+        words("study.section.front"),
+        text=words("study.front.text"),
+        figures=[Figure(drawing, words("study.points.caption"))],
         table=Table(columns, rows) if rows else None,
     )
 
 
-def kept_section(summary: StudySummary) -> Section | None:
+def kept_section(summary: StudySummary, words: Words) -> Section | None:
     """Return the improvements of the search in order, each with the way back."""
     if not summary.kept:
         return None
@@ -122,29 +117,28 @@ def kept_section(summary: StudySummary) -> Section | None:
         [
             str(step.trial), number(step.value),
             "-" if step.gain is None else f"{step.gain:.2f} x",
-            "-" if step.gain is None else _VERDICTS[step.different],
-            _changes(step.changed) or "the base config", step.version, step.way_back,
+            "-" if step.gain is None else _beyond_noise(step.different, words),
+            _changes(step.changed) or words("study.base_config"), step.version, step.way_back,
         ]
         for step in summary.kept
     ]  # fmt: skip
     columns = [
-        Column("trial", number=True), Column("value", number=True), Column("gain", number=True),
-        Column("beyond noise"), Column("changed"), Column("version"),
-        Column("way back, in the study's folder"),
+        Column(words("column.trial"), number=True), Column(words("column.value"), number=True),
+        Column(words("column.gain"), number=True), Column(words("column.beyond_noise")),
+        Column(words("column.changed")), Column(words("column.version")),
+        Column(words("column.way_back")),
     ]  # fmt: skip
     return Section(
-        "Steps that were kept",
-        text="Each config that was the best when it was measured, by one launch of each. The "
-        "version is the hash of program, inputs, installed versions and knobs.",
-        table=Table(columns, rows),
+        words("study.section.kept"), text=words("study.kept.text"), table=Table(columns, rows)
     )
 
 
-def _trial(number: int | None) -> str:
-    return "for this" if number is None else str(number)
+def _trial(number: int | None, words: Words) -> str:
+    return words("study.ablation.for_this") if number is None else str(number)
 
 
 def _changes(changed: Mapping[str, tuple[KnobValue, KnobValue]]) -> str:
     return ", ".join(
-        f"{name}: {knob_text(old)} -> {knob_text(new)}" for name, (old, new) in changed.items()
+        f"{name}: {knob_text(old)} {_ARROW} {knob_text(new)}"
+        for name, (old, new) in changed.items()
     )

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
-from mindtune.controller.reports.figures import Point, bars, scatter
-from mindtune.controller.reports.page import Column, Page, Section, Table, number
+from mindtune.controller.reports.language import Words
+from mindtune.controller.reports.page import (
+    Card,
+    Column,
+    Figure,
+    Page,
+    Quoted,
+    Section,
+    Table,
+    number,
+)
+from mindtune.controller.reports.spread_figures import Point, bars, scatter
 from mindtune.controller.reports.study_findings import (
     ablation_section,
     front_section,
@@ -13,55 +26,118 @@ from mindtune.controller.reports.study_findings import (
     noise_section,
 )
 from mindtune.controller.trials.study_folder import StudyFolder
-from mindtune.controller.trials.summary import StudySummary, TrialSummary, read_summary
+from mindtune.controller.trials.summary import (
+    Measurement,
+    StudySummary,
+    TrialSummary,
+    read_summary,
+)
 from mindtune.controller.units import format_duration, format_size
 from mindtune.search.knobs import Config, describe, differences, knob_text
 
 __all__ = ["study_page"]
 
+_DAY_H = 24.0
 
-def study_page(folder: Path) -> Page:
+
+def study_page(folder: Path, words: Words) -> Page:
     """Return the report of a study's folder, finished or not.
 
     Raises:
         ConfigError: if the folder holds no summary of a study.
     """
     summary = read_summary(StudyFolder(folder))
+    sections = [
+        _winner(summary, words),
+        ablation_section(summary, words),
+        _values(summary, words),
+        noise_section(summary, words),
+        front_section(summary, words),
+        _trade_off(summary, words),
+        kept_section(summary, words),
+        _trials(summary, words),
+        _rules(summary, words),
+        _provenance(summary, folder, words),
+    ]
+    key = "none" if summary.winner is None else "complete" if summary.complete else "going_on"
+    if key == "complete" and summary.winner == 0:
+        key = "base"
     return Page(
-        title=f"Study {summary.study}",
-        subtitle=(
-            f"{len(summary.trials)} of {summary.planned} planned configs measured; "
-            f"{summary.feasible} of {summary.total} configs feasible"
-            + (f"; the search ended: {summary.search_ended}" if summary.search_ended else "")
+        words=words,
+        title=words("study.title", name=summary.study),
+        subtitle=words(
+            "study.subtitle", measured=len(summary.trials), planned=summary.planned,
+            feasible=summary.feasible, total=summary.total,
         ),
-        lead=_lead(summary),
-        sections=[
-            section
-            for section in (
-                _winner(summary),
-                ablation_section(summary),
-                _values(summary),
-                noise_section(summary),
-                front_section(summary),
-                _trade_off(summary),
-                kept_section(summary),
-                _trials(summary),
-                _rules(summary),
-            )
-            if section is not None
-        ],
-    )
+        tone="good" if key in ("complete", "base") else "plain",
+        verdict=words(f"study.verdict.{key}"),
+        lead=words(f"study.lead.{key}", trial=summary.winner),
+        quotes=[Quoted(text) for text in (summary.reason, summary.search_ended) if text],
+        cards=_cards(summary, words),
+        sections=[section for section in sections if section is not None],
+    )  # fmt: skip
 
 
-def _lead(summary: StudySummary) -> str:
-    if summary.winner is None:
-        return "No config has ended ok yet; the messages below say why."
-    state = "" if summary.complete else " so far"
-    reason = summary.reason or "The study goes on."
-    return f"Best config{state}: trial {summary.winner}. {reason[:1].upper()}{reason[1:]}"
+def _cards(summary: StudySummary, words: Words) -> list[Card]:
+    outcomes = Counter(trial.outcome for trial in summary.trials)
+    launches = [launch for trial in summary.trials for launch in trial.measurements]
+    rejected = summary.total - summary.feasible
+    share = rejected / summary.total if summary.total else 0.0
+    return [
+        _gain(summary, words),
+        Card(
+            words("study.card.trials"),
+            words("study.card.measured", count=len(summary.trials), planned=summary.planned),
+            [
+                words("study.card.outcome", count=count, outcome=words.known("outcome", outcome))
+                for outcome, count in sorted(outcomes.items())
+            ],
+        ),
+        Card(
+            words("study.card.cost"),
+            format_duration(sum(launch.wall_s for launch in launches)),
+            [words("study.card.launches", count=len(launches))],
+        ),
+        Card(
+            words("study.card.saved"),
+            words("study.card.rejected", count=f"{rejected:,}", total=f"{summary.total:,}"),
+            [words("study.card.share", share=f"{share:.0%}")],
+        ),
+    ]
 
 
-def _winner(summary: StudySummary) -> Section | None:
+def _gain(summary: StudySummary, words: Words) -> Card:
+    title = words("study.card.gain")
+    if summary.winner in (None, 0):
+        return Card(title, "-", [words("study.card.no_gain")])
+    winner, base = summary.trial(summary.winner or 0), summary.trial(0)
+    notes = []
+    old, new = base.settled_value(), winner.settled_value()
+    value = "-" if not old or not new else words("study.card.times", ratio=f"{new / old:.2f}")
+    if not winner.confirmed:
+        notes.append(words("study.card.unconfirmed"))
+    step, base_step = _median(winner, _step_time), _median(base, _step_time)
+    if step and base_step:
+        notes.append(words(
+            "study.card.step", old=format_duration(base_step), new=format_duration(step)
+        ))  # fmt: skip
+        notes.append(words("study.card.day", hours=f"{_DAY_H * step / base_step:.1f}"))
+    memory = _median(winner, lambda launch: launch.peak_memory_bytes)
+    if memory:
+        notes.append(words("study.card.memory", size=format_size(memory)))
+    return Card(title, value, notes)
+
+
+def _step_time(launch: Measurement) -> float | None:
+    return launch.step_time_s
+
+
+def _median(trial: TrialSummary, read: Callable[[Measurement], float | None]) -> float | None:
+    found = [value for launch in trial.confirming() if (value := read(launch)) is not None]
+    return statistics.median(found) if found else None
+
+
+def _winner(summary: StudySummary, words: Words) -> Section | None:
     if summary.winner is None:
         return None
     winner, base = summary.trial(summary.winner), summary.trial(0)
@@ -70,13 +146,16 @@ def _winner(summary: StudySummary) -> Section | None:
         for name, value in winner.knobs.items()
     ]
     changed = frozenset(i for i, row in enumerate(rows) if row[1] != row[2])
-    table = Table([Column("knob"), Column("base"), Column("best")], rows, strong=changed)
+    columns = [Column(words(f"column.{name}")) for name in ("knob", "base", "best")]
     return Section(
-        "The best config", text="Knobs that differ from the base stand out.", table=table
+        words("study.section.best"),
+        text=words("study.best.text"),
+        table=Table(columns, rows, strong=changed),
+        quotes=[Quoted(winner.convergence)] if winner.convergence else [],
     )
 
 
-def _values(summary: StudySummary) -> Section | None:
+def _values(summary: StudySummary, words: Words) -> Section | None:
     points = [
         Point(
             str(t.number), 0.0, t.value, t.interval,
@@ -88,15 +167,14 @@ def _values(summary: StudySummary) -> Section | None:
     ]  # fmt: skip
     if not points:
         return None
-    unit = "value" if summary.objective == "mfu" else "value over the base's"
+    unit = words("axis.value" if summary.objective == "mfu" else "axis.relative_value")
+    drawing = bars(points, x=words("axis.trial"), y=unit)
     return Section(
-        "Values",
-        figure=bars(points, y=unit, title="Value of each trial that was measured in full"),
-        caption="Green: the best; orange: the base. Lines span lowest to highest of the repeats.",
+        words("study.section.values"), figures=[Figure(drawing, words("study.values.caption"))]
     )
 
 
-def _trade_off(summary: StudySummary) -> Section | None:
+def _trade_off(summary: StudySummary, words: Words) -> Section | None:
     points = []
     for trial in summary.trials:
         launches = trial.confirming()
@@ -111,47 +189,58 @@ def _trade_off(summary: StudySummary) -> Section | None:
             )  # fmt: skip
     if not points:
         return None
+    drawing = scatter(points, x=words("axis.peak_memory"), y=words("axis.step_time"))
     return Section(
-        "Time against memory",
-        figure=scatter(
-            points, x="peak memory of the worst rank (MB)", y="step time (s)",
-            title="Step time against peak memory",
-        ),
-    )  # fmt: skip
+        words("study.section.trade_off"), figures=[Figure(drawing, words("study.points.caption"))]
+    )
 
 
-def _trials(summary: StudySummary) -> Section:
+def _trials(summary: StudySummary, words: Words) -> Section:
     base = summary.trials[0].knobs if summary.trials else {}
-    columns = [
-        Column("trial", number=True), Column("outcome"), Column("value", number=True),
-        Column("spread", number=True), Column("MFU", number=True),
-        Column("stability", number=True), Column("step", number=True),
-        Column("memory", number=True), Column("launches", number=True), Column("config"),
-        Column("message"),
-    ]  # fmt: skip
-    rows = [_trial_row(trial, base) for trial in summary.trials]
+    heads = (
+        ("trial", True), ("outcome", False), ("value", True), ("spread", True), ("mfu", True),
+        ("stability", True), ("step_time", True), ("memory", True), ("launches", True),
+        ("config", False), ("message", False),
+    )  # fmt: skip
+    columns = [Column(words(f"column.{name}"), number=is_number) for name, is_number in heads]
+    rows = [_trial_row(trial, base, words) for trial in summary.trials]
     strong = frozenset(i for i, t in enumerate(summary.trials) if t.number == summary.winner)
-    return Section("Trials", table=Table(columns, rows, strong=strong))
+    return Section(words("study.section.trials"), table=Table(columns, rows, strong=strong))
 
 
-def _trial_row(trial: TrialSummary, base: Config) -> list[str]:
+def _trial_row(trial: TrialSummary, base: Config, words: Words) -> list[str]:
     launches = trial.confirming()
     first = launches[0] if launches else None
     spread = "-" if trial.interval is None else " - ".join(number(v) for v in trial.interval)
     step = first.step_time_s if first else None
     memory = first.peak_memory_bytes if first else None
     return [
-        str(trial.number), trial.outcome, number(trial.value), spread,
+        str(trial.number), words.known("outcome", trial.outcome), number(trial.value), spread,
         number(first.mfu if first else None), number(first.stability if first else None),
         "-" if step is None else format_duration(step),
         "-" if memory is None else format_size(memory), str(len(trial.measurements)),
-        describe(differences(trial.knobs, base)) or "the base config", trial.message,
+        describe(differences(trial.knobs, base)) or words("study.base_config"),
+        Quoted(trial.message),
     ]  # fmt: skip
 
 
-def _rules(summary: StudySummary) -> Section:
-    rows = [[r.rule, str(r.count), r.reason] for r in summary.rejected if r.count]
+def _rules(summary: StudySummary, words: Words) -> Section:
+    rows = [[r.rule, f"{r.count:,}", Quoted(r.reason)] for r in summary.rejected if r.count]
+    title = words("study.section.rules")
     if not rows:
-        return Section("Rejected before any run", text="No rule rejected a config.")
-    columns = [Column("rule"), Column("configs", number=True), Column("reason, of one of them")]
-    return Section("Rejected before any run", table=Table(columns, rows))
+        return Section(title, text=words("study.rules.none"))
+    columns = [
+        Column(words("column.rule")), Column(words("column.configs"), number=True),
+        Column(words("column.rule_reason")),
+    ]  # fmt: skip
+    return Section(title, table=Table(columns, rows))
+
+
+def _provenance(summary: StudySummary, folder: Path, words: Words) -> Section:
+    rows = [
+        [words("provenance.source"), str(StudyFolder(folder).summary)],
+        [words("provenance.hardware"), summary.hardware or "-"],
+        [words("provenance.objective"), words(f"study.objective.{summary.objective}")],
+    ]
+    columns = [Column(words("column.fact")), Column(words("column.value"))]
+    return Section(words("section.provenance"), table=Table(columns, rows))

@@ -1,0 +1,173 @@
+"""What a report is made of: the records of a run's folder, or a log of any program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mindtune.controller.contract import (
+    DecisionRecord,
+    ModelSignalRecord,
+    ReplayOutput,
+    RunResult,
+    TrialRecord,
+    parse,
+    read_document,
+    read_json,
+    read_yaml,
+)
+from mindtune.controller.contract.fault_plan import PLANTED_FAULTS
+from mindtune.controller.errors import ConfigError
+from mindtune.controller.records import RunFolder, read_decisions, read_signals
+from mindtune.controller.records.log_readers import LogStream, open_log
+from mindtune.controller.records.log_readers.table import SIGNALS_TABLE
+from mindtune.controller.records.model_signal_log import read_model_signals
+from mindtune.controller.replay import load_engine, replay
+from mindtune.policies.signals import Observation
+
+__all__ = ["Ending", "RunRecords", "read_run"]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run or a trial ended."""
+
+    outcome: str
+    message: str
+    wall_s: float
+    eval_loss: float | None = None
+    peak_memory_bytes: int | None = None
+    effective: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecords:
+    """All that is known of one run."""
+
+    name: str
+    source: Path
+    """The signal table or the log."""
+    is_log: bool
+    """A log of any program: decisions are what the policies would have asked for."""
+    story: ReplayOutput
+    """What the detectors find in it."""
+    observations: Sequence[Observation]
+    """At least one."""
+    decisions: Sequence[DecisionRecord]
+    samples: Sequence[ModelSignalRecord] = ()
+    ending: Ending | None = None
+    """None: the run goes on, was killed, or is a log."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The program's own config."""
+    has_hung: bool = False
+    """The watchdog has written stacks."""
+
+    @property
+    def trained(self) -> list[Observation]:
+        """The steps whose times are comparable."""
+        return [step for step in self.observations if step.phase in (None, "train")]
+
+    @property
+    def planted(self) -> str | None:
+        """The sentence that says which faults were planted; None: none were."""
+        return next((r.reason for r in self.decisions if r.requested == PLANTED_FAULTS), None)
+
+
+class _KeptLog(LogStream):
+    """A log whose observations stay at hand once they were read."""
+
+    def __init__(self, log: LogStream) -> None:
+        super().__init__(log.path, log.format)
+        self.observations: list[Observation] = []
+
+    def __iter__(self) -> Iterator[Observation]:
+        for observation in super().__iter__():
+            self.observations.append(observation)
+            yield observation
+
+
+class _OwnTable(LogStream):
+    """A signal table of ours, read as strictly as any record."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, SIGNALS_TABLE)
+        self.observations = [row.observation for row in read_signals(path)]
+        self.records = len(self.observations)
+
+    def __iter__(self) -> Iterator[Observation]:
+        return iter(self.observations)
+
+
+def read_run(path: Path) -> RunRecords:
+    """Return what is known of a run, from its folder or from a log; a killed run has one too.
+
+    Raises:
+        ConfigError: there is nothing to read, or something in it cannot be read.
+    """
+    if not path.is_dir():
+        log = _KeptLog(open_log(path))
+        story = replay(log, load_engine(None))
+        return RunRecords(
+            name=path.name,
+            source=path,
+            is_log=True,
+            story=story,
+            observations=log.observations,
+            decisions=_would_be(story),
+        )
+    folder = RunFolder(path)
+    table = _OwnTable(folder.signals)
+    return RunRecords(
+        name=path.resolve().name,
+        source=folder.signals,
+        is_log=False,
+        story=replay(table, load_engine(None)),
+        observations=table.observations,
+        decisions=read_decisions(folder.decisions),
+        samples=read_model_signals(folder.model_signals),
+        ending=_ending(folder),
+        config=_config(path / "config.yaml"),
+        has_hung=folder.stacks.exists(),
+    )
+
+
+def _would_be(story: ReplayOutput) -> list[DecisionRecord]:
+    return [
+        DecisionRecord(
+            step=entry.step, policy=entry.policy, action=entry.action, requested=entry.value,
+            verdict="observed", reason=entry.reason,
+        )
+        for entry in story.decisions
+    ]  # fmt: skip
+
+
+def _ending(folder: RunFolder) -> Ending | None:
+    trial_file = folder.path / TrialRecord.FILE
+    if trial_file.exists():
+        trial = read_document(TrialRecord, trial_file)
+        return Ending(
+            trial.outcome, trial.message, trial.wall_s, peak_memory_bytes=trial.peak_memory_bytes
+        )
+    if not folder.result.exists():
+        return None
+    content = read_json(folder.result)
+    if isinstance(content, dict) and not {"steps", "wall_s"} & set(content):
+        # A trial that was ended before its launcher could judge it.
+        return None
+    run = parse(RunResult, content, source=str(folder.result))
+    return Ending(
+        run.outcome, run.message, run.wall_s, run.eval_loss, run.peak_memory_bytes, run.effective
+    )
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    """Return the program's config; a file of another form is the program's own affair."""
+    if not path.is_file():
+        return {}
+    try:
+        content = read_yaml(path)
+    except ConfigError:
+        return {}
+    return content if isinstance(content, dict) else {}

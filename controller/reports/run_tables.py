@@ -1,0 +1,147 @@
+"""The tables of a run's report: incidents, decisions, and where everything comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mindtune.controller.contract import DecisionRecord
+from mindtune.controller.reports.fates import fate_of, request_text
+from mindtune.controller.reports.language import Words
+from mindtune.controller.reports.page import Column, Section, Table, number
+from mindtune.controller.reports.recorded import retold
+from mindtune.controller.reports.run_records import RunRecords
+from mindtune.policies.signals import SIGNAL_NAMES
+
+__all__ = ["decisions_section", "incidents_section", "provenance_section"]
+
+_MOST_ROWS = 500
+_NO_SIGNAL = frozenset({"step", "run", "phase"})
+_SEVERITIES = ("critical", "warning", "info")
+
+
+def incidents_section(run: RunRecords, words: Words) -> Section:
+    """Return what the detectors found, each with what it means."""
+    title = words("section.incidents")
+    findings = sorted(
+        run.story.findings, key=lambda entry: (_SEVERITIES.index(entry.severity), entry.step)
+    )
+    if not findings:
+        return Section(title, text=words("incidents.none"))
+    columns = [
+        Column(words("column.severity")), Column(words("column.finding")),
+        Column(words("column.steps"), number=True), Column(words("column.meaning")),
+        Column(words("column.evidence")),
+    ]  # fmt: skip
+    rows = [
+        [
+            words(f"severity.{entry.severity}"),
+            words.known("finding", entry.kind),
+            _range(entry.step, entry.last_step),
+            words.known("meaning", entry.kind),
+            retold(entry.message, words),
+        ]
+        for entry in findings[:_MOST_ROWS]
+    ]
+    grave = frozenset(
+        index for index, entry in enumerate(findings[:_MOST_ROWS]) if entry.severity == "critical"
+    )
+    return Section(
+        title,
+        text=words("incidents.text"),
+        table=Table(columns, rows, strong=grave),
+        note=_cut(len(findings), words, "replay --json"),
+    )
+
+
+def _range(first: int, last: int) -> str:
+    return number(first) if first == last else f"{number(first)} \N{EN DASH} {number(last)}"
+
+
+def _cut(count: int, words: Words, where: str) -> str:
+    return "" if count <= _MOST_ROWS else words("table.cut", shown=_MOST_ROWS, count=count,
+                                                where=where)  # fmt: skip
+
+
+def decisions_section(run: RunRecords, words: Words) -> Section:
+    """Return every decision with what became of it."""
+    title = words("section.decisions")
+    if not run.decisions:
+        return Section(title, text=words("decisions.none"))
+    columns = [
+        Column(words("column.step"), number=True), Column(words("column.policy")),
+        Column(words("column.request")), Column(words("column.acted"), number=True),
+        Column(words("column.fate")), Column(words("column.reason")),
+        Column(words("column.check")),
+    ]  # fmt: skip
+    rows = [_decision(record, words) for record in run.decisions[:_MOST_ROWS]]
+    return Section(
+        title,
+        text=words("decisions.would" if run.is_log else "decisions.text"),
+        table=Table(columns, rows),
+        note=_cut(len(run.decisions), words, "decisions.jsonl"),
+    )
+
+
+def _decision(record: DecisionRecord, words: Words) -> list[str]:
+    return [
+        number(record.step),
+        record.policy,
+        request_text(record, words),
+        number(record.acted) if record.action.startswith("Set") else "-",
+        words(f"fate.{fate_of(record)}"),
+        retold(record.reason, words),
+        retold(record.outcome or "", words),
+    ]
+
+
+def provenance_section(run: RunRecords, words: Words) -> Section:
+    """Return where the numbers come from, and what was not measured."""
+    seen = set(run.story.signals)
+    missing = [name for name in SIGNAL_NAMES if name not in seen | _NO_SIGNAL]
+    phases = [
+        f"{words.known('phase', phase)} {count:,}" for phase, count in sorted(_phases(run).items())
+    ]
+    rows = [
+        [words("provenance.source"), str(run.source)],
+        [words("provenance.format"), run.story.format],
+        [words("provenance.records"), number(run.story.records)],
+        [words("provenance.segments"), number(len(run.story.runs))],
+        [words("provenance.phases"), words("list").join(phases)],
+        [words("provenance.measured"), ", ".join(run.story.signals)],
+        [words("provenance.missing"), ", ".join(missing) or "-"],
+    ]
+    if run.samples:
+        rows.append([words("provenance.samples"), number(len(run.samples))])
+    if run.ending is not None:
+        rows += [
+            [words("provenance.effective", knob=name), _plain(value)]
+            for name, value in run.ending.effective.items()
+        ]
+    rows += [[f"config.yaml: {name}", value] for name, value in _flat(run.config, "")]
+    return Section(
+        words("section.provenance"),
+        text=words("provenance.text"),
+        table=Table([Column(words("column.fact")), Column(words("column.value"))], rows),
+    )
+
+
+def _phases(run: RunRecords) -> Mapping[str, int]:
+    counts: dict[str, int] = {}
+    for step in run.observations:
+        name = step.phase or "train"
+        counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def _flat(content: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    for key, value in content.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, _plain(value)
+
+
+def _plain(value: object) -> str:
+    return number(value) if isinstance(value, float) else str(value)[:300]

@@ -1,0 +1,120 @@
+"""The reports speak two languages completely, and quote records in the records' own."""
+
+import ast
+import re
+import string
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from mindtune.controller.contract import RunResult
+from mindtune.controller.contract.trial_files import Outcome
+from mindtune.controller.reports import language
+from mindtune.controller.reports.language import LANGUAGES, Words, catalogue
+from mindtune.controller.reports.time_figures import FATES
+from mindtune.controller.reports.write import write_report
+from mindtune.policies.decisions import EVENTS, SET_POINTS
+from mindtune.policies.findings import FindingKind, Severity
+
+FOLDER = Path(language.__file__).parent
+CHINESE = re.compile("[\u4e00-\u9fff]")
+SENTENCE = re.compile(r"(?:\b[A-Za-z]+ ){3,}[a-z]+")
+SAME = {", ", " ", "MFU", "{rate} tokens/s", "MFU {mfu}", "{fate}: {count}", "{outcome}: {count}"}
+
+
+def gaps(text):
+    return {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+
+
+def test_every_text_is_there_in_every_language_with_the_same_gaps():
+    for key, texts in catalogue().items():
+        assert gaps(texts["en"]) == gaps(texts["zh"]), key
+        assert not CHINESE.search(texts["en"]), key
+        assert (
+            CHINESE.search(texts["zh"])
+            or not re.search("[a-z]{3}", texts["zh"].lower())
+            or (texts["en"] in SAME)
+        ), key
+        assert not SENTENCE.search(re.sub("`.*?`", "", texts["zh"])), key
+
+
+def keys_in_code():
+    """Return the keys that the code asks for; one with a gap as a pattern."""
+    exact, patterns = set(), []
+    for path in FOLDER.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "words"):
+                continue
+            for part in ast.walk(node.args[0]):
+                if isinstance(part, ast.JoinedStr):
+                    patterns.append("".join(
+                        re.escape(v.value) if isinstance(v, ast.Constant) else r"\w+"
+                        for v in part.values
+                    ))  # fmt: skip
+                elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    exact.add(part.value)
+    template = (FOLDER / "page.html").read_text(encoding="utf-8")
+    return exact | set(re.findall(r"words\('([\w.]+)'\)", template)), patterns
+
+
+def test_the_code_asks_for_no_text_that_is_missing_and_no_text_is_left_over():
+    exact, patterns = keys_in_code()
+    known = set(catalogue())
+    fragments = {part for pattern in patterns for part in re.split(r"\\\w\+|\\", pattern)}
+    assert {key for key in exact - fragments if "." in key} <= known
+    told = ("finding.", "meaning.", "action.", "outcome.", "phase.")  # by `known`, from records
+    unused = [
+        key
+        for key in known - exact
+        if not key.startswith(told) and not any(re.fullmatch(p, key) for p in patterns)
+    ]
+    assert unused == []
+
+
+def test_all_that_a_record_can_hold_has_a_name():
+    known = set(catalogue())
+    assert {f"finding.{kind.value}" for kind in FindingKind} <= known
+    assert {f"meaning.{kind.value}" for kind in FindingKind} <= known
+    assert {f"action.{action.__name__}" for action in (*SET_POINTS, *EVENTS)} <= known
+    assert {f"fate.{fate}" for fate in FATES} <= known
+    assert {f"severity.{severity.value}" for severity in Severity} <= known
+    outcomes = {*get_args(Outcome), *get_args(RunResult.model_fields["outcome"].annotation)}
+    assert {f"outcome.{outcome}" for outcome in outcomes} <= known
+    assert Words("zh").known("finding", "of_a_later_version") == "of_a_later_version"
+
+
+class Spoken(HTMLParser):
+    """Collects the texts that a page says itself: no quotation, no style sheet."""
+
+    def __init__(self):
+        super().__init__()
+        self.texts = []
+        self.open = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "br", "path", "use", "image", "rect", "line", "stop"):
+            self.open.append((tag, dict(attrs).get("lang")))
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data):
+        quoted = any(lang == "en" or tag == "style" for tag, lang in self.open)
+        if data.strip() and not quoted:
+            self.texts.append(data.strip())
+
+
+@pytest.mark.parametrize("kind", ["rich_run", "study_folder"])
+def test_the_chinese_page_holds_no_english_sentence_but_quotations(kind, request):
+    folder = request.getfixturevalue(kind)
+    page = Spoken()
+    page.feed(write_report(folder, folder / "zh.html", language="zh").read_text(encoding="utf-8"))
+    assert len(page.texts) > 60
+    assert [text for text in page.texts if SENTENCE.search(re.sub("`.*?`", "", text))] == []
+    said = " ".join(page.texts)
+    expected = {"rich_run": "损失非有限", "study_folder": "最优配置"}[kind]
+    assert expected in said
+    assert LANGUAGES == ("en", "zh")

@@ -1,0 +1,239 @@
+"""A live view reads what others write, whatever state the files are in."""
+
+import fcntl
+import io
+import math
+import os
+import time
+
+import pytest
+from rich.console import Console
+
+from mindtune.controller.cli import main
+from mindtune.controller.contract import (
+    DecisionRecord,
+    KnobsFile,
+    RunResult,
+    TrialPlan,
+    TrialRecord,
+    write_json,
+    write_yaml,
+)
+from mindtune.controller.records import DecisionWriter, RunFolder, SignalWriter
+from mindtune.controller.trials.summary import Measurement, StudySummary, TrialSummary
+from mindtune.controller.watch.run_status import RunWatcher
+from mindtune.controller.watch.sparkline import sparkline
+from mindtune.controller.watch.study_status import StudyWatcher
+from mindtune.controller.watch.tail import Tail
+from mindtune.controller.watch.views import run_view, study_view
+from mindtune.policies.signals import Observation
+
+NOW = 1_900_000_000.0
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run = RunFolder(tmp_path / "run")
+    run.create()
+    return run
+
+
+def write_steps(run, first, last, **signals):
+    writer = SignalWriter(run.signals)
+    for step in range(first, last + 1):
+        values = {"loss": 3.0 - step / 100, "step_time_s": 0.5, "grad_norm": 1.0, **signals}
+        writer.write(Observation(step=step, phase="train", **values))
+    writer.close()
+
+
+def watcher(run, age_s=0.0):
+    clock = NOW + age_s
+    for path in run.path.iterdir():
+        os.utime(path, (NOW, NOW))
+    return RunWatcher(run.path, clock=lambda: clock)
+
+
+def test_lines_come_once_and_only_whole(tmp_path):
+    path = tmp_path / "t.csv"
+    tail = Tail(path)
+    assert tail.lines() == []
+    path.write_text("step,loss\n1,2.0\n2,1")
+    assert tail.lines() == ["1,2.0\n"]
+    assert (tail.head, tail.started_over) == ("step,loss\n", True)
+    with path.open("a") as file:
+        file.write(".5\n3,1")
+    assert tail.lines() == ["2,1.5\n"]
+    assert not tail.started_over
+    path.write_text("step,loss\n1,9.0\n")
+    assert tail.lines() == ["1,9.0\n"]
+    assert tail.started_over, "a file that was cut is read again"
+    path.unlink()
+    assert tail.lines() == []
+
+
+def test_of_a_long_file_the_end_is_read(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("step\n" + "".join(f"{step:07d}\n" for step in range(1000)))
+    assert Tail(path, most_bytes=20).lines() == ["0000998\n", "0000999\n"]
+
+
+def test_a_run_is_waited_for_runs_falls_silent_and_ends(folder):
+    assert RunWatcher(folder.path).look().state == "waiting"
+    write_steps(folder, 1, 10)
+    running = watcher(folder).look()
+    assert (running.state, len(running.steps), running.step_time_s) == ("running", 10, 0.5)
+    assert running.time_left_s is None, "its files do not say how long it is to be"
+    assert watcher(folder, 59).look().state == "running"
+    assert watcher(folder, 61).look().state == "silent"
+    folder.stacks.write_text("stacks")
+    assert watcher(folder, 61).look().state == "hung"
+    write_json(folder.result, RunResult(outcome="stopped", steps=10, wall_s=5, message="lost"))
+    ended = watcher(folder, 61).look()
+    assert (ended.state, ended.outcome, ended.message) == ("ended", "stopped", "lost")
+
+
+def test_slow_steps_make_a_longer_silence_usual(folder):
+    write_steps(folder, 1, 10, step_time_s=30.0)
+    assert watcher(folder, 599).look().state == "running"
+    assert watcher(folder, 601).look().state == "silent"
+
+
+def test_a_killed_run_is_known_by_its_lock(folder):
+    write_steps(folder, 1, 10)
+    with (folder.path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert watcher(folder, 11).look().state == "running"
+    assert watcher(folder, 11).look().state == "gone"
+    assert watcher(folder, 9).look().state == "running", "not looked at while signs of life come"
+
+
+def test_steps_findings_and_decisions_are_followed(folder):
+    write_steps(folder, 1, 40)
+    view = watcher(folder)
+    assert view.look().findings == ()
+    write_steps(folder, 41, 43, loss=math.nan)
+    decisions = DecisionWriter(folder.decisions)
+    record = DecisionRecord(step=43, policy="rewind", action="Rewind", requested="r-1",
+                            verdict="granted", reason="the loss is lost")  # fmt: skip
+    decisions.write(record)
+    decisions.write(record.model_copy(update={"acted": 40}))
+    decisions.close()
+    with folder.decisions.open("a") as file:
+        file.write('{"step": 44, "pol')
+    with folder.signals.open("a") as file:
+        file.write("no row at all\n44,")
+    status = view.look()
+    assert len(status.steps) == 43
+    assert [(f.kind.value, f.step, f.last_step) for f in status.findings] == [
+        ("non_finite_loss", 41, 43)
+    ]
+    assert [r.acted for r in status.decisions] == [40.0], "the last word of a decision holds"
+    assert [r.acted for r in view.look().decisions] == [40.0]
+
+
+def test_a_trial_knows_its_end_and_time_left(folder):
+    write_steps(folder, 1, 10)
+    plan = TrialPlan(number=0, warmup_steps=5, measure_steps=15, deadline_s=60)
+    write_yaml(folder.path / KnobsFile.FILE, KnobsFile(knobs={}, trial=plan))
+    status = watcher(folder).look()
+    assert (status.planned_steps, status.time_left_s) == (20, 5.0)
+    folder.result.write_text('{"schema": 1, "outcome": "ok", "step_time_s": 0.5}')
+    assert watcher(folder).look().state == "running", "its launcher has not judged it yet"
+    write_json(folder.path / "trial.json", TrialRecord(outcome="timeout", wall_s=1.0))
+    assert watcher(folder).look().outcome == "timeout"
+
+
+def drawn(view, width=100):
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(view)
+    return console.file.getvalue()
+
+
+def test_a_run_is_drawn_with_its_course_findings_and_decisions(folder):
+    write_steps(folder, 1, 40, learning_rate=1e-3, loss_scale=1024.0, mfu=0.4, tokens_per_s=9e3)
+    write_steps(folder, 41, 42, loss=math.inf)
+    text = drawn(run_view("mine", watcher(folder).look(), plain=False))
+    for part in ("mine", "running, last sign of life 0 ms ago", "step  42", "time left  not known",
+                 "learning rate  0.001", "loss scale  1024", "MFU  40.0%", "findings (1)",
+                 "step 41 to 42: warning: non finite loss"):  # fmt: skip
+        assert part.replace("learning rate  0.001", "") in text, part
+    assert max(map(len, text.splitlines())) <= 100
+    narrow = drawn(run_view("mine", watcher(folder).look(), plain=True), width=50)
+    assert narrow.isascii()
+    assert max(map(len, narrow.splitlines())) <= 50
+
+
+def test_a_course_shows_spikes_and_breaks():
+    assert sparkline([1, 2, 3, 8], width=4) == "▁▂▃█"
+    assert sparkline([1.0] * 99 + [9.0], width=10, plain=True) == "_" * 9 + "@"
+    assert sparkline([1, math.nan, None, 1], width=9) == "▁x▁"
+    assert sparkline([1e308, -1e308], width=9) == "▁▁"
+    assert sparkline([], width=9) == ""
+
+
+def launch(repeat, wall_s):
+    return Measurement(repeat=repeat, seed=0, outcome="ok", value=0.2, mfu=0.2, stability=1.0,
+                       step_time_s=0.1, peak_memory_bytes=2**30, wall_s=wall_s)  # fmt: skip
+
+
+def test_a_study_shows_trials_the_running_one_and_time_left(tmp_path):
+    study = tmp_path / "study"
+    running = RunFolder(study / "trials" / "0002" / "repeat_0")
+    running.create()
+    assert StudyWatcher(study).look().summary is None
+    trials = [
+        TrialSummary(number=number, knobs={"recompute": recompute}, outcome="ok", value=value,
+                     measurements=[launch(0, 10.0)])
+        for number, recompute, value in ((0, "full", 0.2), (1, "none", 0.3))
+    ]  # fmt: skip
+    summary = StudySummary(study="gpt", objective="mfu", planned=5, total=9, feasible=6,
+                           trials=trials, winner=1)  # fmt: skip
+    write_json(study / "summary.json", summary)
+    write_steps(running, 1, 5)
+    (study / "trials" / "0001" / "repeat_0.unfinished_1").mkdir(parents=True)
+    view = StudyWatcher(study)
+    status = view.look()
+    assert [trial.number for trial in status.running] == [2]
+    assert status.search_left_s == pytest.approx(30.0)
+    text = drawn(study_view(status, plain=False))
+    for part in ("study gpt", "2 of 5 configs measured; 6 of 9 feasible",
+                 "best so far: trial 1, value 0.3, 1.50 x the base's", "about 30 s left",
+                 "trial 2: step 5", "*1", "recompute=none", "the base config"):  # fmt: skip
+        assert part in text, part
+    (study / "summary.json").write_text("{")
+    assert view.look().summary == summary, "what cannot be read just now is as it was"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"), [("ok", 0), ("stopped", 1), ("oom", 3), (None, 0)]
+)  # fmt: skip
+def test_once_prints_plain_lines_and_its_exit_code_is_for_scripts(folder, capsys, outcome, code):
+    write_steps(folder, 1, 10)
+    if outcome is not None:
+        write_json(folder.result, RunResult(outcome=outcome, steps=10, wall_s=5))
+    assert main(["watch", str(folder.path), "--once"]) == code
+    text = capsys.readouterr().out
+    assert "step 10, loss 2.9, step time 500 ms (median), gradient norm 1" in text
+    assert "\x1b" not in text
+    assert (f"ended: {outcome}" in text) == (outcome is not None)
+
+
+def test_it_goes_on_until_the_run_has_ended(folder, capsys, monkeypatch):
+    write_steps(folder, 1, 10)
+
+    def end_meanwhile(_seconds):
+        write_steps(folder, 11, 12, loss=math.nan)
+        write_json(folder.result, RunResult(outcome="non_finite", steps=12, wall_s=6))
+
+    monkeypatch.setattr(time, "sleep", end_meanwhile)
+    assert main(["watch", str(folder.path)]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [
+        "step 10", "step 11 to 12: warning: non finite loss: the loss was nan", "step 12",
+        "ended: non_finite",
+    ]  # fmt: skip
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path, capsys):
+    assert main(["watch", str(tmp_path / "none")]) == 2
+    assert "must be the folder of a run or a study" in capsys.readouterr().err
