@@ -131,14 +131,18 @@ def _watch_study(watcher: StudyWatcher, console: Console, *, once: bool, every: 
     plain = _is_plain(console)
     status = watcher.look()
     if console.is_terminal and not once:
-        with Live(study_view(status, plain=plain), console=console, auto_refresh=False) as live:
+        with Live(
+            study_view(status, plain=plain, width=console.width),
+            console=console,
+            auto_refresh=False,
+        ) as live:
             while not status.is_over:
                 time.sleep(every)
                 status = watcher.look()
-                live.update(study_view(status, plain=plain), refresh=True)
+                live.update(study_view(status, plain=plain, width=console.width), refresh=True)
         return 0
     if console.is_terminal:
-        console.print(study_view(status, plain=plain))
+        console.print(study_view(status, plain=plain, width=console.width))
         return 0
     said = None
     last_s = -_LINE_EVERY_S

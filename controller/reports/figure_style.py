@@ -53,7 +53,7 @@ _STYLE: dict[Any, Any] = {
     "axes.labelcolor": SOFT,
     "axes.titlecolor": INK,
     "axes.facecolor": "none",
-    "axes.formatter.limits": (-4, 5),
+    "axes.formatter.limits": (-4, 7),
     "figure.facecolor": "none",
     "grid.color": LINE,
     "grid.linewidth": 0.6,
@@ -118,7 +118,8 @@ def _attributes(match: re.Match[str]) -> str:
 def for_html(figure: Figure) -> Markup:
     """Return the drawing for a page: in the page's fonts and, for what is no data, its colours."""
     text = figure.svg.replace(f'font-family="{_FONTS}"', "")
-    text = re.sub(r'^<svg ((?:stroke-\w+="\w+" )*)', r'<svg \1font-family="inherit" ', text)
+    is_full = f'width="{WIDTH * 72:g}pt"' in text[:500]
+    text = text.replace("<svg ", f'<svg class="{"full" if is_full else "part"}" ', 1)
     for colour, name in _VARIABLES.items():
         text = text.replace(f'"{colour}"', f'"var({name}, {colour})"')
     return Markup(text)  # noqa: S704 - of our own making

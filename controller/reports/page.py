@@ -23,6 +23,8 @@ __all__ = ["Card", "Column", "Figure", "Page", "Quoted", "Section", "Table", "To
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that HTML forbids; they come with messages of other programs."""
+_UNBROKEN = re.compile(r"[^\s\u2e80-\uffff]{30}")
+"""Words that a table has to break, such as paths; of Chinese every character may begin a line."""
 _TALL = 20
 """Rows from which on a table scrolls in a box of its own on a screen."""
 
@@ -119,6 +121,7 @@ def render(page: Page) -> str:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["drawn"] = for_html
     environment.tests["quoted"] = lambda cell: isinstance(cell, Quoted)
+    environment.tests["unbroken"] = lambda cell: bool(_UNBROKEN.search(cell))
     template = environment.from_string(source.read_text(encoding="utf-8"))
     html = template.render(page=page, words=page.words)
     return _CONTROL.sub("\ufffd", html)

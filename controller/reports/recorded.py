@@ -20,6 +20,7 @@ from mindtune.controller.reports.page import Quoted
 
 __all__ = ["retold"]
 
+_PROSE = re.compile(r"(?:\b[A-Za-z]+ ){2,}[a-z]+")
 _DEEPEST = 3
 """Sentences within sentences."""
 
@@ -48,17 +49,20 @@ def _translated(text: str, depth: int) -> str | None:
         return None
     for pattern, template in book.sentences:
         match = pattern.fullmatch(text)
-        if match is not None:
-            gaps = {name: _gap(part, depth + 1) for name, part in match.groupdict().items()}
+        if match is None:
+            continue
+        gaps = {name: _gap(part, depth + 1) for name, part in match.groupdict().items()}
+        if None not in gaps.values():
             return template.format(**gaps)
     return None
 
 
-def _gap(part: str, depth: int) -> str:
-    if not re.search("[A-Za-z]{2}", part):
-        return part
+def _gap(part: str, depth: int) -> str | None:
+    """Return what stands in a gap, retold if it is a sentence; None: that is not known."""
     found = _translated(part, depth) or _translated(f"{part}.", depth)
-    return part if found is None else found.rstrip("\N{IDEOGRAPHIC FULL STOP}")
+    if found is not None:
+        return found.rstrip("\N{IDEOGRAPHIC FULL STOP}")
+    return None if _PROSE.search(part) else part
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from mindtune.controller.contract import (
     DecisionRecord,
     ModelSignalRecord,
     ReplayOutput,
+    RunMetrics,
     RunResult,
     TrialRecord,
     parse,
@@ -20,6 +21,8 @@ from mindtune.controller.contract import (
 )
 from mindtune.controller.contract.fault_plan import PLANTED_FAULTS
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.metrics.run_metrics import measure
+from mindtune.controller.metrics.run_source import RunSource, open_source
 from mindtune.controller.records import RunFolder, read_decisions, read_signals
 from mindtune.controller.records.log_readers import LogStream, open_log
 from mindtune.controller.records.log_readers.table import SIGNALS_TABLE
@@ -53,6 +56,8 @@ class RunRecords:
     """A log of any program: decisions are what the policies would have asked for."""
     story: ReplayOutput
     """What the detectors find in it."""
+    metrics: RunMetrics
+    """Its figures in five dimensions."""
     observations: Sequence[Observation]
     """At least one."""
     decisions: Sequence[DecisionRecord]
@@ -114,6 +119,7 @@ def read_run(path: Path) -> RunRecords:
             source=path,
             is_log=True,
             story=story,
+            metrics=measure(RunSource(path.name, log.format.name, log.observations)),
             observations=log.observations,
             decisions=_would_be(story),
         )
@@ -124,6 +130,7 @@ def read_run(path: Path) -> RunRecords:
         source=folder.signals,
         is_log=False,
         story=replay(table, load_engine(None)),
+        metrics=measure(replace(open_source(path), observations=table.observations)),
         observations=table.observations,
         decisions=read_decisions(folder.decisions),
         samples=read_model_signals(folder.model_signals),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mindtune.controller.reports.language import Words
 from mindtune.controller.reports.page import Page, number
+from mindtune.controller.reports.run_dimensions import dimension_sections
 from mindtune.controller.reports.run_model import gradient_section, model_sections
 from mindtune.controller.reports.run_records import read_run
 from mindtune.controller.reports.run_signals import course, rate_map, signal_sections, times
@@ -31,6 +32,7 @@ def run_page(path: Path, words: Words) -> Page:
         course(run, words),
         incidents_section(run, words),
         decisions_section(run, words),
+        *dimension_sections(run.metrics, words),
         *signal_sections(run, words),
         rate_map(run, words),
         times(run, words),

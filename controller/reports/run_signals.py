@@ -36,6 +36,8 @@ __all__ = ["course", "rate_map", "signal_sections", "times"]
 _SEVERITY_COLOURS = {"critical": RED, "warning": ORANGE, "info": GREY}
 _MAX_LANES = 24
 _MB = 2**20
+_SHORTEST_S, _LONGEST_S = 1e-9, 1e9
+"""As of the times of a trial; what is beyond is no time."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +251,7 @@ def times(run: RunRecords, words: Words) -> Section | None:
     trained = run.trained
     entries = []
     for name in ("step_time_s", "data_time_s"):
-        measured = [value for value in values(trained, name) if is_shown(value)]
+        measured = [t for t in values(trained, name) if t == 0 or _SHORTEST_S < t < _LONGEST_S]
         if measured:
             entries.append(_histogram(name, measured, words))
     if not entries:

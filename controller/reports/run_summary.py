@@ -38,7 +38,7 @@ class Opening:
 def opening(run: RunRecords, words: Words) -> Opening:
     """Return the first screen."""
     tone, key = _verdict(run)
-    quotes = [retold(run.planned, words)] if run.planned else []
+    quotes = [retold(run.planted, words)] if run.planted else []
     if run.ending is not None and run.ending.message:
         quotes.append(retold(run.ending.message, words))
     return Opening(
@@ -71,7 +71,7 @@ def _lead(run: RunRecords, words: Words, key: str) -> str:
     last = run.observations[-1]
     outcome = "" if run.ending is None else words.known("outcome", run.ending.outcome)
     parts = [words(f"lead.{key}", outcome=outcome)]
-    if run.planned:
+    if run.planted:
         parts.append(words("lead.planted"))
     parts.append(words("lead.last", step=number(last.step), loss=number(last.loss)))
     return words("lead.joint").join(parts)

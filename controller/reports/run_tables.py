@@ -103,7 +103,7 @@ def provenance_section(run: RunRecords, words: Words) -> Section:
         f"{words.known('phase', phase)} {count:,}" for phase, count in sorted(_phases(run).items())
     ]
     rows = [
-        [words("provenance.source"), str(run.source)],
+        [words("provenance.source"), run.source.name],
         [words("provenance.format"), run.story.format],
         [words("provenance.records"), number(run.story.records)],
         [words("provenance.segments"), number(len(run.story.runs))],

@@ -84,7 +84,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 def histograms(entries: Sequence[Histogram], *, count_label: str) -> str:
     """Return distributions side by side; the counts are logarithmic, so that tails show."""
     with styled():
-        canvas = Canvas(figsize=(WIDTH, 2.6), layout="constrained")
+        canvas = Canvas(figsize=(WIDTH, 2.9), layout="constrained")
         axes = canvas.subplots(1, len(entries), squeeze=False)[0]
         for axis, entry in zip(axes, entries, strict=True):
             _histogram(axis, entry)
@@ -105,9 +105,8 @@ def _histogram(axis: Axes, entry: Histogram) -> None:
     axis.hist(entry.values, bins=bins, color=BLUE, alpha=0.75)
     axis.set_yscale("symlog", linthresh=1)
     axis.set_ylim(bottom=0)
-    axis.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True)) if len(
-        entry.values
-    ) < _BINS else None
+    if len(entry.values) < _BINS:
+        axis.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     for (name, value), colour, style in zip(
         entry.marks, (INK, ORANGE, RED), ("-", "--", ":"), strict=False
     ):
@@ -115,7 +114,10 @@ def _histogram(axis: Axes, entry: Histogram) -> None:
     axis.set_title(entry.title)
     axis.set_xlabel(entry.unit)
     if entry.marks:
-        axis.legend(loc="upper right")
+        axis.legend(
+            loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=3, columnspacing=0.8,
+            handlelength=1.2, handletextpad=0.4, fontsize=7.5,
+        )  # fmt: skip
 
 
 def heat_maps(maps: Sequence[HeatMap], *, step_label: str) -> str:
@@ -134,7 +136,7 @@ def _heat_map(canvas: Canvas, axis: Axes, entry: HeatMap) -> None:
     stretch = max(1, math.ceil(len(entry.steps) / _MAX_COLUMNS))
     steps = entry.steps[::stretch]
     grid = np.array([row[::stretch] for row in entry.values], dtype=float)
-    grid[np.abs(grid) > 1e100] = np.nan
+    grid[~(np.abs(grid) <= 1e100)] = np.nan
     shown = grid[np.isfinite(grid) & (grid > 0)] if entry.log else grid[np.isfinite(grid)]
     norm = None
     if entry.log and shown.size and shown.min() < shown.max():
@@ -142,8 +144,7 @@ def _heat_map(canvas: Canvas, axis: Axes, entry: HeatMap) -> None:
     if entry.log:
         grid = np.where(grid > 0, grid, np.nan)
     image = axis.imshow(
-        np.ma.masked_invalid(grid), aspect="auto", interpolation="nearest", cmap="viridis",
-        norm=norm, extent=(-0.5, len(steps) - 0.5, len(entry.rows) - 0.5, -0.5),
+        grid, aspect="auto", interpolation="nearest", cmap="viridis", norm=norm, extent=(-0.5, len(steps) - 0.5, len(entry.rows) - 0.5, -0.5),
     )  # fmt: skip
     ticks = np.unique(np.linspace(0, len(steps) - 1, min(10, len(steps))).round().astype(int))
     axis.set_xticks(ticks, [f"{steps[tick]:,}" for tick in ticks])
@@ -155,7 +156,7 @@ def _heat_map(canvas: Canvas, axis: Axes, entry: HeatMap) -> None:
     axis.set_ylabel(entry.row_label)
     bar = canvas.colorbar(image, ax=axis, pad=0.01, aspect=18)
     bar.set_label(entry.unit)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
 
 
 def course_map(
@@ -190,7 +191,7 @@ def course_map(
         axis.set_ylabel(labels[1])
         bar = canvas.colorbar(colours, ax=axis, pad=0.01)
         bar.set_label(labels[2])
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar.outline.set_visible(False)
         axis.set_title(title)
         return svg(canvas)
 

@@ -42,7 +42,7 @@ def ablation_section(summary: StudySummary, words: Words) -> Section | None:
 
 
 def _beyond_noise(different: bool | None, words: Words) -> str:
-    return words({True: "yes", False: "no", None: "unknown"}[different])
+    return words({True: "yes", False: "no", None: "not_known"}[different])
 
 
 def noise_section(summary: StudySummary, words: Words) -> Section | None:

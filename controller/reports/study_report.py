@@ -238,7 +238,7 @@ def _rules(summary: StudySummary, words: Words) -> Section:
 
 def _provenance(summary: StudySummary, folder: Path, words: Words) -> Section:
     rows = [
-        [words("provenance.source"), str(StudyFolder(folder).summary)],
+        [words("provenance.source"), StudyFolder(folder).summary.name],
         [words("provenance.hardware"), summary.hardware or "-"],
         [words("provenance.objective"), words(f"study.objective.{summary.objective}")],
     ]

@@ -58,7 +58,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Line:
-    """One signal over the steps; None and non-finite values leave a gap."""
+    """One signal over the steps; non-finite values leave a gap, None is passed over."""
 
     values: Sequence[float | None]
     label: str = ""
@@ -152,7 +152,7 @@ def time_line(
 
 def _step_axis(axis: Axes, label: str) -> None:
     axis.set_xlabel(label)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, steps=[1, 2, 5, 10]))
 
 
 def _draw(axis: Axes, panel: Panel) -> None:
@@ -171,7 +171,7 @@ def _draw(axis: Axes, panel: Panel) -> None:
     elif panel.from_zero and shown and min(shown) >= 0:
         axis.set_ylim(bottom=0)
     if len(colours) > 1:
-        axis.legend(loc="upper right", ncols=len(colours))
+        axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(colours), borderaxespad=0)
     axis.set_title(panel.title)
     axis.set_ylabel(panel.unit)
     axis.margins(x=0.01)
@@ -179,21 +179,23 @@ def _draw(axis: Axes, panel: Panel) -> None:
 
 def _draw_line(axis: Axes, panel: Panel, line: Line) -> list[float]:
     """Draw one signal and return its values that could be drawn."""
-    values = [finite(value) for value in line.values]
+    measured = [
+        (step, value)
+        for step, value in zip(panel.steps, line.values, strict=True)
+        if value is not None
+    ]
+    steps = [step for step, _ in measured]
+    values = [finite(value) for _, value in measured]
     shown = [value for value in values if not math.isnan(value)]
     label = line.label or None
-    for part in _segments(panel.steps, thinned(values)):
+    for part in _segments(steps, thinned(values)):
         axis.plot(
-            [panel.steps[i] for i in part], [values[i] for i in part], color=line.colour,
+            [steps[i] for i in part], [values[i] for i in part], color=line.colour,
             linestyle="--" if line.dashed else "-", label=label,
             marker="." if len(shown) < _FEW or len(part) == 1 else None, markersize=4,
         )  # fmt: skip
         label = None
-    broken = [
-        step
-        for step, value in zip(panel.steps, line.values, strict=True)
-        if value is not None and not is_shown(value)
-    ]
+    broken = [step for step, value in measured if not is_shown(value)]
     broken = broken[:: 1 + len(broken) // 500]
     if broken:
         axis.plot(
@@ -242,5 +244,5 @@ def _draw_lanes(axis: Axes, lanes: Sequence[Lane], names: dict[str, str]) -> Non
         )  # fmt: skip
     if seen:
         axis.legend(
-            loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2, labelcolor=SOFT,
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=5, borderaxespad=0.2, labelcolor=SOFT,
         )  # fmt: skip

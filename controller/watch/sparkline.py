@@ -32,6 +32,7 @@ def sparkline(values: Sequence[float | None], *, width: int, plain: bool = False
         if not all(map(math.isfinite, part)):
             text += _BROKEN
             continue
-        share = (max(part) - low) / (high - low) if low < high < math.inf else 0.0
+        # Halves, since the distance of two floats may be none.
+        share = (max(part) / 2 - low / 2) / (high / 2 - low / 2) if low < high else 0.0
         text += levels[min(len(levels) - 1, int(share * len(levels)))]
     return text

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 from rich import box
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -33,10 +34,12 @@ __all__ = [
     "trial_line",
 ]  # fmt: skip
 
-_SPARK_WIDTH = 48
+_SPARK_WIDTH = 40
 _LAST = 6
 """Findings and decisions shown."""
 _MOST_TRIALS = 15
+_NARROW = 90
+"""Columns of a terminal below which a table shows less."""
 _STYLES = {"running": "green", "ended": "bold", "waiting": "", "silent": "bold yellow",
            "hung": "bold red", "gone": "bold red"}  # fmt: skip
 
@@ -94,7 +97,9 @@ def _measured(last: Observation) -> list[tuple[str, str]]:
 
 
 def _number(value: float | None, missing: str = "-") -> str:
-    return missing if value is None else f"{value:.4g}"
+    if value is None:
+        return missing
+    return f"{value:.0f}" if abs(value) < 1e12 and value == round(value) else f"{value:.4g}"
 
 
 def finding_line(finding: Finding) -> str:
@@ -126,13 +131,11 @@ def run_line(status: RunStatus) -> str:
 
 def run_view(name: str, status: RunStatus, *, plain: bool) -> RenderableType:
     """Return the run as panels; `plain`: the terminal knows ASCII alone."""
-    facts = Table.grid(padding=(0, 3))
-    for _ in range(3):
-        facts.add_column(overflow="fold")
-    entries = [Text.assemble((f"{key}  ", "dim"), value) for key, value in run_facts(status)]
-    for start in range(0, len(entries), 3):
-        facts.add_row(*entries[start : start + 3])
-    parts: list[RenderableType] = [Text(state_line(status), style=_STYLES[status.state]), facts]
+    facts = [Text.assemble((f"{key}  ", "dim"), value) for key, value in run_facts(status)]
+    parts: list[RenderableType] = [
+        Text(state_line(status), style=_STYLES[status.state]),
+        Columns(facts, padding=(0, 3)),
+    ]
     for title, values in (
         ("loss", [step.loss for step in status.steps]),
         ("gradient norm", [step.grad_norm for step in status.steps]),
@@ -144,8 +147,8 @@ def run_view(name: str, status: RunStatus, *, plain: bool) -> RenderableType:
     return Panel(
         Group(
             *parts,
-            *_list("findings", [finding_line(found) for found in status.findings]),
-            *_list("decisions", [decision_line(record) for record in status.decisions]),
+            *_list("findings", map(finding_line, status.findings), plain=plain),
+            *_list("decisions", map(decision_line, status.decisions), plain=plain),
         ),
         title=Text(name),
         title_align="left",
@@ -153,13 +156,17 @@ def run_view(name: str, status: RunStatus, *, plain: bool) -> RenderableType:
     )
 
 
-def _list(title: str, lines: Sequence[str]) -> list[RenderableType]:
-    if not lines:
+def _list(title: str, lines: Iterable[str], *, plain: bool) -> list[RenderableType]:
+    known = list(lines)
+    if not known:
         return []
-    shown = lines[-_LAST:]
-    head = f"{title} ({len(lines)})" if len(lines) <= _LAST else f"last {title} of {len(lines)}"
-    entries = [Text(f"  {line}", no_wrap=True, overflow="ellipsis") for line in shown]
+    head = f"{title} ({len(known)})" if len(known) <= _LAST else f"last {title} of {len(known)}"
+    entries = [Text(f"  {line}", no_wrap=True, overflow=_cut(plain)) for line in known[-_LAST:]]
     return [Text(head, style="dim"), *entries]
+
+
+def _cut(plain: bool) -> Literal["crop", "ellipsis"]:
+    return "crop" if plain else "ellipsis"
 
 
 def study_facts(status: StudyStatus) -> list[str]:
@@ -197,43 +204,57 @@ def trial_line(trial: RunningTrial) -> str:
     return f"trial {trial.number}{repeat}: {run_line(trial.status)}"
 
 
-def study_view(status: StudyStatus, *, plain: bool) -> RenderableType:
-    """Return the study as panels; `plain`: the terminal knows ASCII alone."""
+def study_view(status: StudyStatus, *, plain: bool, width: int = 100) -> RenderableType:
+    """Return the study as panels.
+
+    Args:
+        status: of the study.
+        plain: the terminal knows ASCII alone.
+        width: columns of the terminal; a narrow one gets a table of fewer columns.
+    """
     parts: list[RenderableType] = [Text(line) for line in study_facts(status)]
     if status.running:
-        lines = [trial_line(trial) for trial in status.running]
-        parts += _list("running", lines)
+        parts += _list("running", map(trial_line, status.running), plain=plain)
     if status.summary is not None and status.summary.trials:
-        parts.append(_trials(status.summary.trials, status.summary.winner, plain=plain))
+        parts.append(
+            _trials(
+                status.summary.trials, status.summary.winner, plain=plain, narrow=width < _NARROW
+            )
+        )
     title = Text(f"study {status.name}")
     return Panel(Group(*parts), title=title, title_align="left", **_box(plain=plain))
 
 
-def _trials(trials: Sequence[TrialSummary], winner: int | None, *, plain: bool) -> Table:
+def _trials(
+    trials: Sequence[TrialSummary], winner: int | None, *, plain: bool, narrow: bool
+) -> Table:
     base: Config = trials[0].knobs
     best = [trial for trial in trials if trial.number == winner]
     newest = [trial for trial in trials if trial.number != winner][-_MOST_TRIALS:]
     caption = None
     if len(best) + len(newest) < len(trials):
         caption = f"the newest of {len(trials)}, and the best"
-    table = Table(caption=caption, **_box(plain=plain))
-    table.add_column("trial", justify="right")
-    table.add_column("outcome")
-    for name in ("value", "MFU", "step", "memory"):
+    table = Table(caption=caption, expand=True, **_box(plain=plain))
+    table.add_column("trial", justify="right", no_wrap=True)
+    table.add_column("outcome", no_wrap=True)
+    for name in ("value", "step") if narrow else ("value", "step", "MFU", "memory"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("config", overflow="fold")
+    table.add_column("config", no_wrap=True, overflow=_cut(plain), ratio=1)
     for trial in sorted([*best, *newest], key=lambda trial: trial.number):
         launches = trial.confirming()
         first = launches[0] if launches else None
         step = None if first is None else first.step_time_s
         memory = None if first is None else first.peak_memory_bytes
+        wide = [
+            "-" if first is None or first.mfu is None else f"{first.mfu:.1%}",
+            "-" if memory is None else format_size(memory),
+        ]
         table.add_row(
             f"{'*' if trial.number == winner else ''}{trial.number}",
             trial.outcome,
             _number(trial.value),
-            "-" if first is None or first.mfu is None else f"{first.mfu:.1%}",
             "-" if step is None else format_duration(step),
-            "-" if memory is None else format_size(memory),
+            *([] if narrow else wide),
             describe(differences(trial.knobs, base)) or "the base config",
             style="bold" if trial.number == winner else "",
         )

@@ -132,10 +132,8 @@ def test_a_killed_run_has_a_report_too(run_folder):
 
 def test_a_log_of_another_program_has_a_report_too(tmp_path):
     log = tmp_path / "train.log"
-    lines = [
-        f"step {step}: loss {5 - step / 20:.3f}, grad_norm 1.0, lr 1e-3\n" for step in range(1, 50)
-    ]
-    log.write_text("".join(lines) + "step 50: loss nan, grad_norm nan, lr 1e-3\n" * 1)
+    lines = [f'{{"step": {step}, "loss": {5 - step / 20:.3f}}}\n' for step in range(1, 50)]
+    log.write_text("".join(lines) + '{"step": 50, "loss": NaN}\n{"step": 51, "loss": NaN}\n')
     path = write_report(log)
     assert path == tmp_path / "train.log.report.html"
     _, text = read(path)
@@ -228,7 +226,7 @@ def test_study_report_shows_winner_trials_and_rules(study_folder):
     assert "recompute full none" in text
     assert "2 out of memory - - - - - - 0 recompute=interval:2 Allocate memory failed" in text
     assert "memory 9 too much" in text
-    assert "1.50 x Step time 333 ms instead of 500 ms A training of 24 h on the base" in text
+    assert "1.50 x Step time 334 ms instead of 501 ms A training of 24 h on the base" in text
     assert "takes 16.0 h" in text
     assert "9 of 12 configs Rejected by rules before anything ran (75%)" in text
     assert "3 of 3 trials are done" in text

@@ -10,7 +10,20 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("controller", "policies", "search", "experiments")
-DATA = {".py", ".yaml", ".json", ".jsonl", ".csv", ".html", ".typed", ".md", ".css", ".c"}
+DATA = {
+    ".py",
+    ".yaml",
+    ".json",
+    ".jsonl",
+    ".csv",
+    ".html",
+    ".typed",
+    ".md",
+    ".css",
+    ".c",
+    ".typ",
+    ".otf",
+}
 
 
 @pytest.mark.timeout(300)
