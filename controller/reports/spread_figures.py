@@ -143,9 +143,10 @@ def _heat_map(canvas: Canvas, axis: Axes, entry: HeatMap) -> None:
         norm = LogNorm(shown.min(), shown.max())
     if entry.log:
         grid = np.where(grid > 0, grid, np.nan)
+    extent = (-0.5, len(steps) - 0.5, len(entry.rows) - 0.5, -0.5)
     image = axis.imshow(
-        grid, aspect="auto", interpolation="nearest", cmap="viridis", norm=norm, extent=(-0.5, len(steps) - 0.5, len(entry.rows) - 0.5, -0.5),
-    )  # fmt: skip
+        grid, aspect="auto", interpolation="nearest", cmap="viridis", norm=norm, extent=extent
+    )
     ticks = np.unique(np.linspace(0, len(steps) - 1, min(10, len(steps))).round().astype(int))
     axis.set_xticks(ticks, [f"{steps[tick]:,}" for tick in ticks])
     every = math.ceil(len(entry.rows) / _MAX_NAMES)
