@@ -248,7 +248,7 @@ RULES: tuple[Rule, ...] = (
     Rule("degrees_fill_cluster", "the degrees' product is the number of devices",
          layout.DEGREES, _degrees_fill_cluster),
     Rule("ranks_fill_nodes",
-         "ranks of several nodes are a multiple of devices_per_node, with launcher slurm",
+         "ranks of several nodes are a multiple of devices_per_node, with Slurm or trial.hosts",
          layout.DEGREES, _ranks_fill_nodes),
     Rule("micro_batch_identity",
          "global_batch_size = data_parallel x micro_batch_size x micro_batch_num, all whole",

@@ -248,6 +248,11 @@ class Proposer:
         self._keep_baseline()
         return tuple(closed)
 
+    def plan_trials(self, trials: int) -> None:
+        """Go on to another number of configs: a search that was taken up again may plan more."""
+        self._trials = trials
+        self._ending.trials = trials
+
     def attempts(self) -> list[Attempt]:
         """Return every config that was really started, in order."""
         return attempts(self.study.get_trials(deepcopy=False), self._space.knobs)

@@ -37,6 +37,9 @@ def export(
     provenance = best.provenance
     where = "" if provenance is None else f"trial {provenance.trial} of {provenance.study}: "
     console_out().print(f"{where}written to {out}", soft_wrap=True)
+    for node, line in enumerate(best.launch):
+        where = best.hosts[node] if best.hosts else "this machine"
+        console_out().print(f"without `mindtune run`, on {where}: {line}", soft_wrap=True)
     if mindformers is not None:
         console_out().print(f"comments of {mindformers} are not in it", soft_wrap=True)
     return 0

@@ -71,6 +71,7 @@ from mindtune.controller.contract.signal_table import (
     read_rows,
 )
 from mindtune.controller.contract.study_file import (
+    REMOTE_SHELL,
     ClusterSection,
     ConstraintsSection,
     KnobOverride,
@@ -112,6 +113,7 @@ __all__ = [
     "LOG10_EDGES",
     "METRICS",
     "MINDFORMERS_KEY",
+    "REMOTE_SHELL",
     "AdviceCount",
     "AlertKind",
     "AlertsSection",

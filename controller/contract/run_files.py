@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from mindtune.controller.contract.base import ContractModel, Count, Document, Number, PositiveCount
 from mindtune.controller.contract.fault_plan import AnyFault
 from mindtune.controller.contract.live_sections import AlertsSection, WatchdogSection
-from mindtune.controller.contract.study_file import Command, PolicySection
+from mindtune.controller.contract.study_file import Command, Host, PolicySection
 from mindtune.search.knobs import KnobValue
 
 __all__ = ["MINDFORMERS_KEY", "BestConfig", "DecisionRecord", "GradNormPrior", "Learned",
@@ -98,7 +98,14 @@ class BestConfig(Document):
     command: Command
     launcher: Literal["none", "msrun", "slurm"] = "none"
     devices_per_node: int | None = Field(default=None, gt=0)
-    """Ranks that Slurm starts on each node; null: all on one."""
+    """Ranks that Slurm, or msrun on `hosts`, starts on each node; null: all on one."""
+    hosts: list[Host] | None = None
+    """Machines of msrun, the one that starts the run first; null: that one alone."""
+    remote_shell: Command | None = None
+    """What runs a command line on another host; null: ssh."""
+    launch: list[str] = Field(default_factory=list)
+    """Without `mindtune run`: msrun's command line on each node, in a shell's spelling. `{config}`
+    stands for the program's config: base_config with `overrides`."""
     callback: Literal["mindformers"] | None = None
     """mindformers: `mindtune run` puts our callback into the MindFormers YAML of the run."""
     base_config: str | None = None

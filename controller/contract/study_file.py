@@ -14,9 +14,11 @@ from mindtune.search.knobs import KnobValue, canonical, knob
 from mindtune.search.stopping import StopRule
 
 __all__ = [
+    "REMOTE_SHELL",
     "ClusterSection",
     "Command",
     "ConstraintsSection",
+    "Host",
     "KnobOverride",
     "ModelSection",
     "PolicySection",
@@ -49,6 +51,15 @@ def _checked_command(words: list[str]) -> list[str]:
 
 Command = Annotated[list[str], Field(min_length=1), AfterValidator(_checked_command)]
 """Program and arguments, which a process can be started with."""
+
+
+Host = Annotated[str, Field(max_length=255, pattern=r"^[A-Za-z0-9_:][\w.@:%\-]*$")]
+"""Name or address of a machine, with `USER@` in front where its shell needs it: no option."""
+REMOTE_SHELL = (
+    "ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15",
+)  # fmt: skip
+"""Never asks for a password; a host that does not answer is given up after 10 s, one that falls
+silent after three unanswered signs of life (ssh_config's ServerAliveCountMax)."""
 
 
 def _no_bare_gigabytes(value: int) -> int:
@@ -117,6 +128,11 @@ class TrialSection(ContractModel):
     """Program and arguments; `{config}` stands for the trial's config file."""
     launcher: Literal["none", "msrun", "slurm"] = "none"
     """none: the command starts its own ranks; otherwise the launcher is put in front."""
+    hosts: list[Host] | None = Field(default=None, min_length=1)
+    """Machines of msrun, devices_per_node ranks on each: the first is the one that searches, under
+    the name that the others know it by. Null: this machine alone."""
+    remote_shell: Command = Field(default_factory=lambda: list(REMOTE_SHELL))
+    """Program and options that run a command line on another host, which both are added to."""
     callback: Literal["mindformers"] | None = None
     """mindformers: our callback joins the MindFormers YAML of each trial; null: the program has it
     itself, or its log is read."""
@@ -326,6 +342,27 @@ class StudyFile(Document):
     policies: dict[str, PolicySection] = Field(default_factory=dict)
     overrides: dict[str, str | KnobOverride] = Field(default_factory=dict)
     """Dotted key of the user's config -> knob."""
+
+    @model_validator(mode="after")
+    def _room_on_hosts(self) -> StudyFile:
+        hosts, cluster = self.trial.hosts, self.cluster
+        if hosts is None:
+            return self
+        if self.trial.launcher != "msrun":
+            raise ValueError(
+                f"trial.hosts needs trial.launcher msrun, but got {self.trial.launcher}; Slurm "
+                "chooses its nodes itself"
+            )
+        if len(set(hosts)) < len(hosts):
+            raise ValueError(f"trial.hosts must name each host once, but got {', '.join(hosts)}")
+        if cluster.devices_per_node is None:
+            raise ValueError("trial.hosts needs cluster.devices_per_node, the ranks of each host")
+        if cluster.num_devices > cluster.devices_per_node * len(hosts):
+            raise ValueError(
+                f"trial.hosts must have room for num_devices = {cluster.num_devices}, but "
+                f"{len(hosts)} hosts of devices_per_node = {cluster.devices_per_node} have not"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sampler_of_fronts(self) -> StudyFile:

@@ -166,5 +166,7 @@ class TrialRecord(Document):
     memory_source: str | None = None
     config_hash: str | None = None
     """Key under which a finished trial is known when a study resumes."""
+    hardware: str | None = None
+    """Of the nodes that Slurm gave; null: it ran on what the study ran on."""
     measured_in: str | None = None
     """HOST:FOLDER of the worker that measured it; null: it was measured in this folder."""

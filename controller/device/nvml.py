@@ -27,6 +27,8 @@ class GpuDescription:
     memory_bytes: int | None
     compute_capability: tuple[int, int] | None
     driver: str | None
+    instances: tuple[str, ...] = ()
+    """UUIDs of its MIG instances, which CUDA then shows in its place; empty: it is not divided."""
 
 
 class NvmlProbe:
@@ -189,6 +191,7 @@ def list_gpus() -> list[GpuDescription]:
                     memory_bytes=None if memory is None else int(memory.total),
                     compute_capability=None if capability is None else tuple(capability),
                     driver=driver,
+                    instances=_instances(nvml, handle),
                 )
             )
     except nvml.NVMLError as error:
@@ -197,6 +200,21 @@ def list_gpus() -> list[GpuDescription]:
         return devices
     finally:
         nvml.nvmlShutdown()
+
+
+def _instances(nvml: Any, device: Any) -> tuple[str, ...]:
+    """UUIDs of a device's MIG instances; empty: it is not divided."""
+    mode = _or_none(nvml, nvml.nvmlDeviceGetMigMode, device)
+    if mode is None or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+        return ()
+    found = []
+    for index in range(_or_none(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, device) or 0):
+        try:
+            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index)
+        except nvml.NVMLError_NotFound:
+            continue  # numbers may have gaps
+        found.append(str(nvml.nvmlDeviceGetUUID(instance)))
+    return tuple(found)
 
 
 def _import_pynvml() -> Any:

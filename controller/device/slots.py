@@ -19,6 +19,9 @@ __all__ = ["DevicePool", "device_pool", "device_slots"]
 _HOST = "cpu"
 _GPU = "CUDA_VISIBLE_DEVICES"
 _NPU = "ASCEND_RT_VISIBLE_DEVICES"
+_ASCEND = "ascend"
+"""In the names of Ascend devices, as `cluster.device` and the table of peaks have them."""
+_INSTANCE = "MIG-"
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,11 @@ class DevicePool:
     variable: str
     """Environment variable that makes devices visible."""
     devices: tuple[str, ...]
-    """As they are written in it: numbers or UUIDs."""
+    """As they are written in it: numbers, or UUIDs of GPUs or of MIG instances."""
 
 
 def device_pool(device: str, environ: Mapping[str, str]) -> DevicePool | None:
-    """Return the devices of this machine; None: trials run on the host.
+    """Return the devices of this machine; None: trials run on the host, or there are none.
 
     Args:
         device: `cluster.device` of the study; `cpu` for the host.
@@ -40,14 +43,22 @@ def device_pool(device: str, environ: Mapping[str, str]) -> DevicePool | None:
     """
     if device.lower() == _HOST:
         return None
-    for variable, look in ((_NPU, _num_npus), (_GPU, _num_gpus)):
-        named = environ.get(variable)
-        devices = (
-            tuple(map(str, range(look()))) if named is None else tuple(visible_entries(named))
-        )
+    # A profile may set a list for devices of another kind than those of the study.
+    kinds = {_NPU: _npus, _GPU: _gpus}
+    for variable in [_NPU] if _ASCEND in device.lower() else [_GPU, _NPU]:
+        named, present = environ.get(variable), kinds[variable]()
+        devices = present if named is None else _named(named, present)
         if devices:
             return DevicePool(variable, devices)
     return None
+
+
+def _named(text: str, present: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the user's own list, as CUDA does to the first number that is no device's."""
+    entries = visible_entries(text)
+    count = len(present)
+    beyond = [entry.isdecimal() and int(entry) >= count > 0 for entry in entries]
+    return tuple(entries[: beyond.index(True)] if True in beyond else entries)
 
 
 def device_slots(pool: DevicePool, per_trial: int) -> list[dict[str, str]]:
@@ -60,21 +71,27 @@ def device_slots(pool: DevicePool, per_trial: int) -> list[dict[str, str]]:
     Returns:
         One mapping per slot; slots share no device. Empty: a trial needs more than there are.
     """
+    devices = pool.devices
+    if per_trial > 1:
+        # A process of CUDA sees one MIG instance, whatever the list holds.
+        devices = tuple(entry for entry in devices if not entry.startswith(_INSTANCE))
     return [
-        {pool.variable: ",".join(pool.devices[first : first + per_trial])}
-        for first in range(0, len(pool.devices) - per_trial + 1, per_trial)
+        {pool.variable: ",".join(devices[first : first + per_trial])}
+        for first in range(0, len(devices) - per_trial + 1, per_trial)
     ]
 
 
-def _num_gpus() -> int:
+def _gpus() -> tuple[str, ...]:
+    """Return the GPUs as CUDA_VISIBLE_DEVICES takes them: of a divided one its instances."""
     try:
-        return len(list_gpus())
+        found = list_gpus()
     except ProbeError:
-        return 0
+        return ()
+    return tuple(name for gpu in found for name in gpu.instances or (str(gpu.index),))
 
 
-def _num_npus() -> int:
+def _npus() -> tuple[str, ...]:
     try:
-        return len(list_npus())
+        return tuple(map(str, range(len(list_npus()))))
     except ProbeError:
-        return 0
+        return ()

@@ -22,6 +22,9 @@ _LOCAL_RANK_VARIABLES = (
 )
 
 
+_UUID_STARTS = ("GPU-", "MIG-")
+
+
 def local_device_id(environ: Mapping[str, str]) -> int:
     """Number of this process's device among those visible to it; 0 where nothing says so."""
     for name in _LOCAL_RANK_VARIABLES:
@@ -32,14 +35,17 @@ def local_device_id(environ: Mapping[str, str]) -> int:
 
 
 def visible_entries(text: str) -> list[str]:
-    """Entries of a visibility list; as in CUDA, it ends at the first empty or negative one."""
-    entries = []
+    """Entries of a visibility list; as in CUDA, it ends at the first that is no device.
+
+    So `-1`, `none` or Slurm's `NoDevFiles` make none visible. A device that is named twice is one.
+    """
+    entries: dict[str, None] = {}
     for entry in text.split(","):
         stripped = entry.strip()
-        if not stripped or stripped.startswith("-"):
+        if not stripped.isdecimal() and not stripped.startswith(_UUID_STARTS):
             break
-        entries.append(stripped)
-    return entries
+        entries[stripped] = None
+    return list(entries)
 
 
 def visible_entry(variable: str, environ: Mapping[str, str], device_id: int) -> str | None:

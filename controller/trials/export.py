@@ -20,6 +20,7 @@ from mindtune.controller.contract import (
 )
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.mindformers.tuned_yaml import may_add, tuned_header, tuned_yaml
+from mindtune.controller.trials.launch_lines import launch_lines
 from mindtune.controller.trials.learned import learn
 from mindtune.controller.trials.preflight import check_batch
 from mindtune.controller.trials.production import read_best_config
@@ -70,10 +71,14 @@ def export(
     study = read_document(StudyFile, folder.study_file)
     check_batch(chosen.knobs, study.training.global_batch_size)
     best = _best_config(folder, study, summary, chosen, out.parent)
+    best = best.model_copy(update={"launch": launch_lines(best)})
     tree = None
     if mindformers is not None:
         base_config = relocated(mindformers.name, old=mindformers.parent, new=out.parent)
         best = best.model_copy(update={"callback": "mindformers", "base_config": base_config})
+        # The file is the program's config itself, but for our callback.
+        lines = launch_lines(best, config=out.name)
+        best = best.model_copy(update={"launch": lines})
         added = {key for key, entry in study.overrides.items() if may_add(entry)}
         batch = study.training.global_batch_size
         tree = tuned_yaml(mindformers, best, added=added, global_batch_size=batch)
@@ -106,6 +111,8 @@ def _best_config(
         command=relocated_command(study.trial.command, old=root, new=target),
         launcher=study.trial.launcher,
         devices_per_node=study.cluster.devices_per_node,
+        hosts=study.trial.hosts,
+        remote_shell=study.trial.remote_shell if study.trial.hosts else None,
         callback=study.trial.callback,
         base_config=base_config and relocated(base_config, old=root, new=target),
         overrides=TrialConfig(study, root, {}).overrides(chosen.knobs),

@@ -1,36 +1,33 @@
 """Start a command as a trial and wait for its end.
 
-The command runs under a supervisor (see supervisor.py), so nothing of it is left when this
-process dies, is interrupted, or when a deadline passes.
+The command runs under a supervisor on each host (see supervisors.py), so nothing of it is left
+when this process dies, is interrupted, or when a deadline passes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import shutil
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mindtune.controller.contract import ENV_MARK
 from mindtune.controller.trials.commands import free_port, msrun_command, trial_environment
 from mindtune.controller.trials.failure_text import read_tail
+from mindtune.controller.trials.hosts import Hosts, shared_mark
 from mindtune.controller.trials.preflight import check_launcher, check_ranks
-from mindtune.controller.trials.process_tree import end_processes, marked
 from mindtune.controller.trials.protocol import SupervisorReport, SupervisorSpec
-from mindtune.controller.trials.slurm import cancel_job, srun_command
+from mindtune.controller.trials.slurm import num_nodes, srun_command
+from mindtune.controller.trials.supervisors import Supervised, run_supervisors
 
 __all__ = ["LaunchReport", "launch", "launch_logs", "starts_ranks"]
 
-_POLL_S = 0.25
-_SUPERVISOR_GRACE_S = 2.0
+_SILENCE_LIMIT_S = 300.0
+"""After which another host takes this process for gone, as members of a study do (crew.py)."""
 _LONGEST_MEETING_S = 1800.0
 """Longest time for the ranks to find together, where the launch itself has no limit."""
 _RANK_DIR = "ranks"
@@ -73,6 +70,8 @@ def launch(
     num_ranks: int = 1,
     launcher: Literal["none", "msrun", "slurm"] = "none",
     ranks_per_node: int | None = None,
+    hosts: Hosts | None = None,
+    device: str = "cpu",
     env: Mapping[str, str] | None = None,
     hidden: Collection[str] = (),
     should_stop: Callable[[], str | None] | None = None,
@@ -94,7 +93,10 @@ def launch(
         deadline_s: longest time from there to the end.
         num_ranks: ranks that msrun is to start; 1 starts the plain command.
         launcher: what to put in front of the command.
-        ranks_per_node: ranks that Slurm is to start on each node; None: all on one.
+        ranks_per_node: ranks that Slurm, or msrun on `hosts`, is to start on each node; None: all
+            on one.
+        hosts: where msrun's ranks run if one node has not room for them; None: all here.
+        device: `cluster.device` of the study, which the nodes that Slurm gives are asked for.
         env: variables on top of this process's own.
         hidden: variables of this process that the command does not get, unless `env` has them.
         should_stop: asked four times a second; a text stops the trial for that reason (pruned).
@@ -107,7 +109,7 @@ def launch(
         ConfigError: the launcher cannot be used.
     """
     check_launcher(launcher)
-    check_ranks(launcher, num_ranks, ranks_per_node)
+    check_ranks(launcher, num_ranks, ranks_per_node, num_hosts=len(hosts.names) if hosts else 1)
     trial_dir = trial_dir.resolve()
     trial_dir.mkdir(parents=True, exist_ok=True)
     _clear(trial_dir, _LEFTOVERS if in_trial else _RANK_LEFTOVERS)
@@ -134,37 +136,46 @@ def launch(
     if not in_trial:
         spec = replace(spec, failure_grace_s=_RUN_FAILURE_GRACE_S)
     if not with_ranks:
-        supervised, reason = _run_supervisor(spec, should_stop, interrupt)
+        supervised, reason = run_supervisors([Supervised(spec=spec)], should_stop, interrupt)
         return _report(spec, supervised, reason, attempts=1)
+    nodes = num_nodes(num_ranks, ranks_per_node)
 
     def start(remaining_s: float) -> tuple[SupervisorReport, str | None]:
         rank_dir.mkdir(exist_ok=True)
-        # Half of the time, so that a second attempt has a chance.
-        meeting_s = min(remaining_s / 2, _LONGEST_MEETING_S)
-        if spec.job_name is None:
-            wrapped = msrun_command(
-                command,
-                num_ranks=num_ranks,
-                rank_dir=rank_dir,
-                port=free_port(),
-                cluster_timeout_s=meeting_s,
-            )
-        else:
+        now = replace(spec, startup_deadline_s=remaining_s)
+        common: dict[str, Any] = {
+            "num_ranks": num_ranks,
+            "rank_dir": rank_dir,
+            "port": free_port(),
+            # Half of the time, so that a second attempt has a chance.
+            "cluster_timeout_s": min(remaining_s / 2, _LONGEST_MEETING_S),
+        }
+        if spec.job_name is not None:
+            limit_s = remaining_s + deadline_s
             wrapped = srun_command(
-                command,
-                num_ranks=num_ranks,
-                ranks_per_node=ranks_per_node,
-                rank_dir=rank_dir,
-                port=free_port(),
-                cluster_timeout_s=meeting_s,
-                job_name=spec.job_name,
-                time_limit_s=remaining_s + deadline_s,
-            )
-        return _run_supervisor(
-            replace(spec, command=wrapped, startup_deadline_s=remaining_s),
-            should_stop,
-            interrupt,
-        )
+                command, ranks_per_node=ranks_per_node, job_name=spec.job_name,
+                time_limit_s=limit_s, device=device, environ=spec.environment, **common,
+            )  # fmt: skip
+            launches = [Supervised(spec=replace(now, command=wrapped))]
+            return run_supervisors(launches, should_stop, interrupt)
+        if hosts is None or nodes == 1:
+            launches = [Supervised(spec=replace(now, command=msrun_command(command, **common)))]
+            return run_supervisors(launches, should_stop, interrupt)
+        with shared_mark(rank_dir) as shared:
+            launches = [
+                _on_host(
+                    replace(
+                        now,
+                        command=msrun_command(
+                            command, local_ranks=num_ranks // nodes, master=hosts.master,
+                            node=node, **common,
+                        ),
+                    ),
+                    hosts, node, shared,
+                )
+                for node in range(nodes)
+            ]  # fmt: skip
+            return run_supervisors(launches, should_stop, interrupt)
 
     supervised, reason = start(startup_deadline_s)
     remaining_s = startup_deadline_s - supervised.wall_s
@@ -176,6 +187,33 @@ def launch(
     again, reason = start(remaining_s)
     again = replace(again, wall_s=supervised.wall_s + again.wall_s)
     return _report(spec, again, reason, attempts=2)
+
+
+def _on_host(spec: SupervisorSpec, hosts: Hosts, node: int, shared: Path) -> Supervised:
+    """Return the launch of one node's msrun: under a supervisor here, or on another host."""
+    if node == 0:
+        return Supervised(spec=spec)
+    # Two names may stand for one machine: each supervisor ends the processes of its own mark.
+    name, _, value = spec.mark.partition("=")
+    own_mark = f"{value}.node{node}"
+    there = replace(
+        spec,
+        environment={**spec.environment, name: own_mark},
+        mark=f"{name}={own_mark}",
+        parent_pid=None,
+        is_trial=False,
+        output=f"{_RANK_DIR}/node_{node}.out.log",
+        errors=f"{_RANK_DIR}/node_{node}.err.log",
+        silence_limit_s=_SILENCE_LIMIT_S,
+    )
+    module = ["mindtune.controller.trials.supervisor"]
+    folder = Path(spec.trial_dir)
+    return Supervised(
+        spec=there,
+        host=hosts.names[node],
+        link=tuple(hosts.command(node, module, folder=folder, mark=shared)),
+        log=folder / _RANK_DIR / f"node_{node}.shell.log",
+    )
 
 
 def _clear(trial_dir: Path, patterns: Sequence[str]) -> None:
@@ -230,71 +268,10 @@ def launch_logs(trial_dir: Path, ranks: int) -> dict[str, tuple[Path, ...]]:
         rank_dir = trial_dir / _RANK_DIR
         logs = {f"rank{n}": (rank_dir / f"worker_{n}.log",) for n in range(ranks)}
         logs["scheduler"] = (rank_dir / "scheduler.log",)
-    return {**logs, "command": (trial_dir / "stderr.log", trial_dir / "stdout.log")}
+    elsewhere = sorted((trial_dir / _RANK_DIR).glob("node_*.???.log")) if ranks else []
+    return {**logs, "command": (trial_dir / "stderr.log", trial_dir / "stdout.log", *elsewhere)}
 
 
 def starts_ranks(launcher: Literal["none", "msrun", "slurm"], num_ranks: int) -> bool:
     """Tell whether the launcher starts ranks, each with a log of its own."""
     return launcher == "slurm" or (launcher == "msrun" and num_ranks > 1)
-
-
-def _run_supervisor(
-    spec: SupervisorSpec,
-    should_stop: Callable[[], str | None] | None,
-    interrupt: threading.Event | None,
-) -> tuple[SupervisorReport, str | None]:
-    """Run one supervisor to its end; return its report and the reason of a stop."""
-    supervisor = subprocess.Popen(
-        [sys.executable, "-m", "mindtune.controller.trials.supervisor"],
-        # `-m` puts the working directory in front of the path: not the user's, whose files may
-        # be called like modules of Python.
-        cwd=spec.trial_dir,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        # Ctrl-C in a terminal reaches this process, which then tells the supervisor.
-        start_new_session=True,
-    )
-    assert supervisor.stdin is not None  # noqa: S101 - opened by PIPE above
-    assert supervisor.stdout is not None  # noqa: S101 - opened by PIPE above
-    answer, reason = b"", None
-    try:
-        with contextlib.suppress(BrokenPipeError):
-            supervisor.stdin.write(spec.to_line().encode() + b"\n")
-            supervisor.stdin.flush()
-        answer_fd = supervisor.stdout.fileno()
-        while True:
-            if select.select([answer_fd], [], [], _POLL_S)[0]:
-                received = os.read(answer_fd, 1 << 16)
-                if not received:
-                    break
-                answer += received
-            elif interrupt is not None and interrupt.is_set():
-                with contextlib.suppress(BrokenPipeError):
-                    supervisor.stdin.close()
-            elif reason is None and should_stop is not None:
-                reason = should_stop()
-                if reason is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        supervisor.stdin.write(b"stop\n")
-                        supervisor.stdin.flush()
-    finally:
-        # End of file: the supervisor, if it is still there, ends the tree within 5 s.
-        with contextlib.suppress(BrokenPipeError):
-            supervisor.stdin.close()
-        supervisor.wait()
-        supervisor.stdout.close()
-    if answer.endswith(b"\n"):
-        report = SupervisorReport.from_line(answer.decode())
-        return report, reason if report.ended_by == "stop" else None
-    # The supervisor itself was killed: nobody else ends its tree.
-    if spec.job_name is not None:
-        cancel_job(spec.job_name)
-    left = end_processes(lambda: marked(spec.mark), grace_s=_SUPERVISOR_GRACE_S)
-    return (
-        SupervisorReport(
-            ended_by="terminated",
-            processes_left=left,
-            error=f"the trial's supervisor was ended with code {supervisor.returncode}",
-        ),
-        None,
-    )

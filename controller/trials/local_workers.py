@@ -24,6 +24,7 @@ __all__ = ["WORKERS", "LocalWorkers", "choose_slots", "tie_to_parent"]
 
 WORKERS = "workers"
 """Folder of a study in which local workers have theirs."""
+_HOST = "cpu"
 _ENV_PARENT = "MINDTUNE_WORKER_OF"
 _LEAVE_WAIT_S = 5.0
 """An idle worker looks twice a second whether the search is over."""
@@ -48,9 +49,22 @@ def choose_slots(
     cluster = setup.study.cluster
     if at_most and workers is None:
         return [{}]
+    if setup.study.trial.hosts is not None:
+        if workers not in (None, 1):
+            raise ConfigError(
+                f"--workers must be 1 where a trial has all of trial.hosts, but got {workers}; "
+                "start `mindtune worker` with hosts of its own on another machine."
+            )
+        return [{}]
     if setup.study.trial.launcher == "slurm":
         return [{} for _ in range(workers or 1)]  # Slurm shares its devices out itself
     pool = device_pool(cluster.device, environ)
+    if pool is None and cluster.device.lower() != _HOST and workers not in (None, 1):
+        raise ConfigError(
+            f"--workers must be 1 here, since no device of {cluster.device} is seen that trials "
+            f"side by side could have to themselves, but got {workers}; see `mindtune doctor`, or "
+            "name the devices in CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES."
+        )
     if pool is None:
         return [{} for _ in range(workers or 1)]
     per_trial = min(cluster.num_devices, cluster.devices_per_node or cluster.num_devices)

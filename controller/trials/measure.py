@@ -134,7 +134,8 @@ class Measurer:
             queue_limit_s: longest wait there; then it is interrupted.
 
         Raises:
-            ConfigError: if the folder cannot be written or the launcher cannot be used.
+            ConfigError: if the folder cannot be written or the launcher cannot be used, or a host
+                is away that the trial was interrupted without.
         """
         knobs = self.setup.knobs(config)
         folder = self.folder.trial_dir(plan.number, plan.repeat)
@@ -155,6 +156,8 @@ class Measurer:
             num_ranks=num_ranks(knobs),
             launcher=trial.launcher,
             ranks_per_node=self.setup.study.cluster.devices_per_node,
+            hosts=self.setup.hosts,
+            device=self.setup.study.cluster.device,
             env={**self.slot, **self.setup.config.environment(knobs, folder=folder)},
             hidden=self.hidden,
             should_stop=_watch(
@@ -173,6 +176,8 @@ class Measurer:
         outcome = record_outcome(
             report, knobs=knobs, config_hash=measurement_hash(self.identity, knobs, plan)
         )
+        if outcome.record.outcome == "interrupted":
+            self.setup.check_hosts(self.folder.root)  # one that is away spoils every trial
         return _launch(plan, folder, outcome)
 
     def _log_watch(

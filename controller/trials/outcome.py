@@ -34,6 +34,7 @@ from mindtune.controller.trials.log_result import (
     telling_logs,
 )
 from mindtune.controller.trials.memory_log import worst_pool_peak
+from mindtune.controller.trials.node_facts import read_facts
 from mindtune.controller.units import format_size
 from mindtune.search.errors import SearchError
 from mindtune.search.knobs import KnobValue, canonical_or_derived
@@ -116,7 +117,9 @@ def record_outcome(
     if outcome.result is not None and not path.exists():
         # The log may be gone when the study is resumed, confirmed or reported on.
         write_json(path, outcome.result)
-    record = outcome.record.model_copy(update={"config_hash": config_hash})
+    hardware = sorted({node.hardware for node in read_facts(report.trial_dir / "ranks")})
+    told = {"config_hash": config_hash, "hardware": "; ".join(hardware) or None}
+    record = outcome.record.model_copy(update=told)
     write_json(report.trial_dir / TrialRecord.FILE, record)
     return replace(outcome, record=record)
 
@@ -219,6 +222,8 @@ def _launcher_finding(report: LaunchReport) -> _Finding | None:
         case "parent_died" | "terminated":
             message = supervised.error or "the trial was ended from outside"
             return _Finding(outcome="interrupted", message=message)
+        case "host_lost":
+            return _Finding(outcome="interrupted", message=supervised.error)
         case "exit" | "rank_failed":
             # How its ranks then failed, if they left a word at all, is no fault of the config.
             said = supervised.slurm_said

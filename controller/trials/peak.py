@@ -93,6 +93,12 @@ def _find(study: StudyFile) -> PeakFile:
             "cluster.peak_flops: measure takes the peak of this host, so cluster.device must be "
             f"cpu, but got {cluster.device!r}; give a number or leave it out."
         )
+    if study.trial.launcher == "slurm":
+        raise ConfigError(
+            "cluster.peak_flops: measure takes the peak of this host, but trial.launcher slurm "
+            "runs the trials on others; give the number that `srun mindtune doctor --measure` "
+            "prints there."
+        )
     try:
         measured = measure_host((precision,)).peaks
     except CalibrationError as error:

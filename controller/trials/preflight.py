@@ -37,34 +37,46 @@ def check_launcher(launcher: str) -> None:
         )
 
 
-def check_ranks(launcher: str, num_ranks: int, ranks_per_node: int | None = None) -> None:
+def check_ranks(
+    launcher: str, num_ranks: int, ranks_per_node: int | None = None, *, num_hosts: int = 1
+) -> None:
     """Refuse ranks that the launcher cannot start.
 
     Args:
         launcher: as a study names it.
         num_ranks: in all.
         ranks_per_node: of a full node; None: all are on one.
+        num_hosts: machines that msrun may start ranks on.
 
     Raises:
-        ConfigError: msrun would start more here than any machine of this size runs, or Slurm
-            another number on the last node, where msrun would give them wrong ranks: that of its
-            i-th process is node_rank x its own number of processes + i.
+        ConfigError: msrun would start more than its machines have room for, or another number on
+            the last node, where it would give them wrong ranks: that of its i-th process is
+            node_rank x its own number of processes + i.
     """
-    if launcher == "slurm" and ranks_per_node and num_ranks > ranks_per_node:
+    nodes = 1 if ranks_per_node is None else math.ceil(num_ranks / ranks_per_node)
+    if ranks_per_node and nodes > 1 and (launcher == "slurm" or num_hosts > 1):
         rest = num_ranks % ranks_per_node
         if rest:
             raise ConfigError(
-                "with launcher slurm, ranks of several nodes must be a multiple of "
+                f"with launcher {launcher}, ranks of several nodes must be a multiple of "
                 f"devices_per_node = {ranks_per_node}, but the degrees multiply to {num_ranks}; "
                 f"use {num_ranks - rest} or {num_ranks - rest + ranks_per_node} ranks, or set "
                 "devices_per_node to what divides them."
             )
+    if launcher != "msrun":
+        return
+    if nodes > num_hosts:
+        raise ConfigError(
+            f"msrun must start at most devices_per_node = {ranks_per_node} ranks on each machine, "
+            f"but the degrees multiply to {num_ranks:.6g} and hosts names {num_hosts}: name "
+            f"{nodes} machines there, this one first, or use launcher slurm."
+        )
     limit = max(_MOST_DEVICES, _RANKS_PER_CORE * (os.cpu_count() or 1))
-    if launcher == "msrun" and num_ranks > limit:
+    if num_ranks / nodes > limit:
         raise ConfigError(
             f"msrun must start at most {limit} ranks on this machine ({os.cpu_count()} cores), "
             f"but the degrees multiply to {num_ranks:.6g}; correct data_parallel and the other "
-            "degrees, or use launcher none with a command that starts ranks on several machines."
+            "degrees, or name further machines in hosts."
         )
 
 

@@ -19,6 +19,7 @@ from mindtune.controller.contract import (
     ENV_MODE,
     ENV_RUN_DIR,
     MINDFORMERS_KEY,
+    REMOTE_SHELL,
     AnyFault,
     BestConfig,
     FaultPlan,
@@ -41,6 +42,7 @@ from mindtune.controller.mindformers.plug_in import (
 from mindtune.controller.records import read_signals
 from mindtune.controller.trials.commands import resolve_command
 from mindtune.controller.trials.failure_text import last_exception, read_tail
+from mindtune.controller.trials.hosts import Hosts, check_hosts
 from mindtune.controller.trials.launcher import LaunchReport, launch
 from mindtune.controller.trials.preflight import (
     check_batch,
@@ -62,7 +64,7 @@ EXIT_STOPPED = 1
 EXIT_FAILED = 3
 
 _LOGGER = logging.getLogger(__name__)
-_CHANGEABLE = ("alerts", "watchdog")
+_CHANGEABLE = ("alerts", "watchdog", "hosts", "remote_shell", "launch")
 _LATER = ("callback", "devices_per_node")
 """Keys that came later: a run that was started before them goes on with them unset."""
 
@@ -77,6 +79,11 @@ class RunPlan:
     path: Path
     faults: tuple[AnyFault, ...] = ()
     """Faults that it plants on purpose."""
+
+    @property
+    def hosts(self) -> Hosts | None:
+        """Machines that msrun's ranks run on; None: this one alone."""
+        return Hosts.of(self.best.hosts, self.best.remote_shell or REMOTE_SHELL)
 
     def program_config(self) -> dict[str, Any]:
         """Return what the program is given: the config, with our callback where it takes one."""
@@ -127,7 +134,9 @@ def _checked(content: object, *, source: str) -> tuple[BestConfig, tuple[AnyFaul
     best, live = split_best_config(content, source=source)
     knobs = {name: canonical_or_derived(name, value) for name, value in best.knobs.items()}
     check_batch(knobs)
-    check_ranks(best.launcher, num_ranks(knobs), best.devices_per_node)
+    check_ranks(
+        best.launcher, num_ranks(knobs), best.devices_per_node, num_hosts=len(best.hosts or [""])
+    )
     check_policies(best.policies)
     if best.callback == "mindformers":
         check_command(best.command)
@@ -170,6 +179,9 @@ def run_best_config(
     _tell_of_other_hardware(plan.best)
     if faults is not None:
         plan = replace(plan, faults=faults.faults)
+    if plan.hosts is not None:
+        there = next(folder for folder in (out, *out.parents) if folder.is_dir())
+        check_hosts(plan.hosts, folder=there, device=_device(plan.best))
     with claim(out, _config_hash(plan), mode, _inputs(plan)):
         return _run(plan, out, command, best=best, mode=mode)
 
@@ -179,11 +191,10 @@ def _tell_of_other_hardware(best: BestConfig) -> None:
 
     Under Slurm this machine only submits the run.
     """
-    told = None if best.provenance is None else best.provenance.model_extra
-    there = (told or {}).get("hardware")
+    there = _provenance(best).get("hardware")
     if there is None or best.launcher == "slurm":
         return
-    here = describe_hardware(str((told or {}).get("device", "cpu")))
+    here = describe_hardware(_device(best))
     if here != there:
         _LOGGER.warning(
             "the study ran on %s, this machine is %s: which config is best, its MFU, step time, "
@@ -192,6 +203,15 @@ def _tell_of_other_hardware(best: BestConfig) -> None:
             "here, in a folder of its own",
             there, here,
         )  # fmt: skip
+
+
+def _provenance(best: BestConfig) -> dict[str, Any]:
+    return {} if best.provenance is None else best.provenance.model_extra or {}
+
+
+def _device(best: BestConfig) -> str:
+    """Return `cluster.device` of the study."""
+    return str(_provenance(best).get("device", "cpu"))
 
 
 def _inputs(plan: RunPlan) -> dict[str, str]:
@@ -228,6 +248,8 @@ def _run(plan: RunPlan, out: Path, command: list[str], *, best: Path, mode: str)
             num_ranks=num_ranks(plan.best.knobs),
             launcher=plan.best.launcher,
             ranks_per_node=plan.best.devices_per_node,
+            hosts=plan.hosts,
+            device=_device(plan.best),
             env=environment,
             in_trial=False,
         )
@@ -245,7 +267,7 @@ def _run(plan: RunPlan, out: Path, command: list[str], *, best: Path, mode: str)
 
 def _config_hash(plan: RunPlan) -> str:
     """Return what a run is known by."""
-    # Who is told and how long a silence may last make it no other run.
+    # Who is told, how long a silence may last and which machines run it make it no other run.
     best = {
         key: value
         for key, value in plan.best.to_plain().items()
@@ -311,7 +333,9 @@ def _conclude(
         None,
     )
     how = supervised.slurm_said or supervised.error or f"{name} ended with code {code}"
-    from_outside = supervised.ended_by == "terminated" or bool(supervised.slurm_said)
+    from_outside = supervised.ended_by in ("terminated", "host_lost") or bool(
+        supervised.slurm_said
+    )
     outcome: Literal["crash", "interrupted"] = "interrupted" if from_outside else "crash"
     message = f"{cause} ({how})" if cause else how
     if result is None:

@@ -17,11 +17,13 @@ EndedBy = Literal[
     "deadline",
     "stop",
     "rank_failed",
+    "host_lost",
     "parent_died",
     "terminated",
     "not_started",
 ]
-"""Why a launch is over: by itself, or what made the supervisor end it."""
+"""Why a launch is over: by itself, or what made the supervisor end it. Of `host_lost` the launcher
+knows: the supervisor of another host cannot be started, or is heard of no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,8 @@ class SupervisorSpec:
     """Whole environment of the command, the mark included."""
     mark: str
     """The environment entry ("NAME=value") that all its processes carry."""
-    parent_pid: int
+    parent_pid: int | None
+    """Process that started the supervisor; None: one on another host, known by its pipe alone."""
     startup_deadline_s: float
     """From the start to the first progress; a Slurm job starts when its wait in the queue ends."""
     deadline_s: float
@@ -47,6 +50,12 @@ class SupervisorSpec:
     """Name of the Slurm job that the command waits for and runs in; None: it runs here at once."""
     is_trial: bool = True
     """Whether an interruption is recorded in trial.json."""
+    output: str = "stdout.log"
+    """File in the trial's folder that standard output is added to; other hosts have their own."""
+    errors: str = "stderr.log"
+    silence_limit_s: float | None = None
+    """Without a word from the launcher for so long, it is taken for gone: the network may have
+    cut it off. None: it need not say anything."""
     stop_grace_s: float = 10.0
     """Between SIGTERM and SIGKILL."""
     orphan_grace_s: float = 2.0
@@ -84,9 +93,9 @@ class SupervisorReport:
     peak_tree_rss_bytes: int = 0
     """Largest sampled sum over all processes."""
     memory_limit_bytes: int | None = None
-    """Memory of the machine or of the control group, whichever is less."""
+    """Memory of the machine that ran it or of the control group, whichever is less."""
     kernel_oom_kills: int = 0
-    """Out-of-memory kills that the kernel counted meanwhile, on the whole machine."""
+    """Out-of-memory kills that the kernel counted meanwhile, on the whole machine of a rank."""
     processes_left: int = 0
     slurm_said: str = ""
     """Slurm's line on a job that it or a person has cancelled; empty: it was not, or by us."""

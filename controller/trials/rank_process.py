@@ -2,7 +2,8 @@
 
 Started as `python -m mindtune.controller.trials.rank_process DIR COMMAND...`: by msrun once per
 rank and once for the scheduler, by srun for a rank that is alone. It runs the command and leaves
-`DIR/exit.NAME.json` with the exit code and the peak memory; msrun itself always exits with 1. It
+`DIR/exit.NAME.json` with the exit code, the peak memory and what the kernel of this machine killed
+for want of memory meanwhile; msrun itself always exits with 1. It
 also lets msrun, which only knows how to start `python SCRIPT`, start any program.
 """
 
@@ -18,6 +19,7 @@ import sys
 import time
 from pathlib import Path
 
+from mindtune.controller.trials.memory_limit import kernel_oom_kills
 from mindtune.controller.trials.process_tree import die_with_parent
 
 __all__ = ["main"]
@@ -53,6 +55,7 @@ def main() -> None:
     rank_dir, command = Path(sys.argv[1]), sys.argv[2:]
     name = _name()
     (rank_dir / f"begun.{name}").touch()
+    oom_kills = kernel_oom_kills()
     # The command gets the signal itself (the whole tree is signalled): this process only has to
     # stay until the code is known. A handler, unlike SIG_IGN, is not passed on to the command.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -64,6 +67,7 @@ def main() -> None:
         code = 127
     record = {
         "exit_code": code,
+        "kernel_oom_kills": kernel_oom_kills() - oom_kills,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
         "ended_at": time.time(),  # of all nodes: monotonic clocks begin with their machine
     }

@@ -30,6 +30,8 @@ class SearchLoop(TrialLoop):
     is_searching: bool = True
     plans: list[Plan] = field(default_factory=list, init=False)
     """Confirmations that have begun."""
+    _told_kinds: int = field(default=1, init=False)
+    """Kinds of nodes that have been spoken of; one kind is as it should be."""
 
     def take_over(self) -> None:
         """Take over what earlier starts have measured.
@@ -122,6 +124,14 @@ class SearchLoop(TrialLoop):
 
     def _told(self) -> None:
         self.state.save()
+        told = self.state.told_hardware()
+        if len(told) > self._told_kinds:
+            self._told_kinds = len(told)
+            message = (
+                f"Slurm gave nodes of several kinds, {'; '.join(sorted(told))}: step times may "
+                "not be comparable; choose one by SLURM_PARTITION or SLURM_CONSTRAINT"
+            )
+            self.emit(StudyNote(message=message))
 
     def _plan_time(self) -> None:
         """Correct the estimate of what is still to be measured."""

@@ -1,11 +1,12 @@
 """Put Slurm in front of a command: srun waits for devices, starts one process per node, and ends.
 
-Theory of operation. srun is started in the foreground, under the supervisor as any command. With
-one rank it runs the command itself; with more it runs `slurm_node` once per node, which starts
-that node's ranks with msrun. The job bears a name of its own, by which it is cancelled: killing
-srun alone may leave the job running. Partition, account and devices are the user's own, by srun's
-variables (SLURM_PARTITION, SLURM_ACCOUNT, SLURM_GRES ...). The trial's folder has to be on a file
-system that all nodes share. Standard library only: the supervisor cancels too.
+Theory of operation. srun is started in the foreground, under the supervisor as any command. It
+runs `slurm_node` once per node, which starts that node's ranks. Inside an allocation (sbatch,
+salloc) the trial is a step of it, else a job. It bears a name of its own, by which it is
+cancelled: killing srun alone may leave it running. Partition, account, devices and cores are the
+user's own, by srun's variables (SLURM_PARTITION, SLURM_ACCOUNT, SLURM_GRES, SRUN_CPUS_PER_TASK
+...). The trial's folder has to be on a file system that all nodes share. Standard library only:
+the supervisor cancels too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 __all__ = ["cancel_job", "cancellation", "num_nodes", "srun_command"]
@@ -40,6 +41,8 @@ def srun_command(
     cluster_timeout_s: float,
     job_name: str,
     time_limit_s: float,
+    device: str,
+    environ: Mapping[str, str],
 ) -> list[str]:
     """Return `command` under srun.
 
@@ -52,6 +55,8 @@ def srun_command(
         cluster_timeout_s: longest time for the ranks to find together.
         job_name: name that the job is cancelled by.
         time_limit_s: Slurm ends the job after it, whatever becomes of this machine; inf: never.
+        device: `cluster.device` of the study, which the nodes are asked for.
+        environ: of srun.
     """
     nodes = num_nodes(num_ranks, ranks_per_node)
     srun = [
@@ -59,16 +64,21 @@ def srun_command(
         "--ntasks-per-node=1", "--export=ALL", "--kill-on-bad-exit=0", "--unbuffered",
         "--input=none",
     ]  # fmt: skip
-    if math.isfinite(time_limit_s):
+    # The step that a search itself runs in holds what its own steps would wait for.
+    if "SLURM_STEP_ID" in environ:
+        srun.append("--overlap")
+    # What sbatch was asked for is no longer srun's default (Slurm 22.05 on).
+    if "SRUN_CPUS_PER_TASK" not in environ and "SLURM_CPUS_PER_TASK" in environ:
+        srun.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
+    # Inside an allocation the limit is that of the job.
+    if math.isfinite(time_limit_s) and "SLURM_JOB_ID" not in environ:
         srun.append(f"--time={math.ceil(time_limit_s / 60) + 1}")
     if num_ranks == 1:
-        log = rank_dir / "worker_0.log"
-        program = [sys.executable, "-m", "mindtune.controller.trials.rank_process", str(rank_dir)]
-        return [*srun, f"--output={_escaped(log)}", *program, *command]
+        srun.append(f"--output={_escaped(rank_dir / 'worker_0.log')}")
     return [
         *srun, sys.executable, "-m", "mindtune.controller.trials.slurm_node", str(rank_dir),
         str(num_ranks), str(ranks_per_node or num_ranks), str(port), f"{cluster_timeout_s:.0f}",
-        *command,
+        device, *command,
     ]  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Start one node's ranks of a trial, inside a Slurm job.
 
 Started by srun once per node as `python -m mindtune.controller.trials.slurm_node DIR RANKS
-PER_NODE PORT TIMEOUT COMMAND...`. It becomes that node's msrun: the first node runs the scheduler
-besides, and the others meet it there.
+PER_NODE PORT TIMEOUT DEVICE COMMAND...`. It leaves what the node is (node_facts.py) and becomes
+the only rank, or that node's msrun: the first node runs the scheduler besides, and the others meet
+it there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 
 from mindtune.controller.trials.commands import msrun_command
+from mindtune.controller.trials.node_facts import leave_facts
 
 __all__ = ["main", "node_command"]
 
@@ -28,7 +30,12 @@ def node_command(
     port: int,
     cluster_timeout_s: float,
 ) -> list[str]:
-    """Return msrun for the ranks of node `node`; every node has as many (see `check_ranks`)."""
+    """Return what runs the ranks of node `node`; every node has as many (see `check_ranks`)."""
+    if num_ranks == 1:
+        return [
+            sys.executable, "-m", "mindtune.controller.trials.rank_process", str(rank_dir),
+            *command,
+        ]  # fmt: skip
     return msrun_command(
         command,
         num_ranks=num_ranks,
@@ -51,13 +58,14 @@ def _first_node() -> str:
 
 
 def main() -> None:
-    """Become this node's msrun."""
-    rank_dir, num_ranks, per_node, port, timeout = sys.argv[1:6]
+    """Become what runs this node's ranks."""
+    rank_dir, num_ranks, per_node, port, timeout, device = sys.argv[1:7]
     node = int(os.environ["SLURM_NODEID"])
     is_alone = os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1"
     (Path(rank_dir) / f"begun.node{node}").touch()
+    leave_facts(Path(rank_dir), node, device)
     command = node_command(
-        sys.argv[6:],
+        sys.argv[7:],
         num_ranks=int(num_ranks),
         ranks_per_node=int(per_node),
         node=node,

@@ -36,7 +36,7 @@ from mindtune.controller.trials.storage import (
 from mindtune.controller.trials.study_folder import StudyFolder
 from mindtune.controller.trials.study_setup import StudySetup
 from mindtune.controller.trials.study_state import StudyState
-from mindtune.controller.trials.trial_loop import TrialLoop
+from mindtune.controller.trials.trial_loop import OVER, TrialLoop
 from mindtune.search.constraints import SpaceReport, check
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from mindtune.search.study import Proposer
 
-__all__ = ["SearchPlan", "join_study", "open_search"]
+__all__ = ["SearchPlan", "follow_plan", "join_study", "open_search"]
 
 _JOIN_WAIT_S = 60.0
 """A worker that is started together with the search waits so long for it."""
@@ -228,15 +228,31 @@ def _proposer(
 def _state(
     setup: StudySetup, folder: StudyFolder, report: SpaceReport, proposer: Proposer, planned: int
 ) -> StudyState:
-    is_listed = report.space.key(proposer.baseline.config) in report.keys
     return StudyState(
         setup=setup,
         folder=folder,
         scorer=Scorer(setup.study, report.space.facts),
         report=report,
-        planned=min(planned, report.feasible + (not is_listed)),
-        hardware=describe_hardware(setup.study.cluster.device),
+        planned=_reachable(planned, report, proposer),
+        # Slurm starts the trials elsewhere; each of them tells.
+        hardware=None
+        if setup.study.trial.launcher == "slurm"
+        else describe_hardware(setup.study.cluster.device),
     )
+
+
+def _reachable(planned: int, report: SpaceReport, proposer: Proposer) -> int:
+    """Return how many configs can be measured of those that are planned."""
+    is_listed = report.space.key(proposer.baseline.config) in report.keys
+    return min(planned, report.feasible + (not is_listed))
+
+
+def follow_plan(loop: TrialLoop) -> None:
+    """Let a worker measure as many configs as the search plans now: it may have been extended."""
+    plan = _plan(loop.proposer.study)
+    if plan is not None:
+        loop.proposer.plan_trials(plan.trials)
+        loop.state.planned = _reachable(plan.trials, loop.state.report, loop.proposer)
 
 
 def _leave_plan(
@@ -286,7 +302,10 @@ def _deadline(study: optuna.Study) -> float | None:
 def _wait_for_plan(
     setup: StudySetup, address: StorageAddress, emit: Listener
 ) -> tuple[optuna.storages.BaseStorage, SearchPlan]:
-    """Return the storage and the plan of its study, as soon as a search has left one there."""
+    """Return the storage and the plan of its study, as soon as a search has left one there.
+
+    A search that is over may be about to go on, with more trials than before.
+    """
     name = setup.study.study.name
     database: optuna.storages.BaseStorage | None = None
     has_told = False
@@ -294,31 +313,37 @@ def _wait_for_plan(
     while True:
         if database is None and (address.file is None or address.file.exists()):
             database = open_storage(address)
-        plan = None if database is None else _stored_plan(database, name, address)
-        if database is not None and plan is not None:
+        plan, is_over = None, False
+        if database is not None:
+            plan, is_over = _stored_plan(database, name, address)
+        is_late = time.monotonic() >= deadline
+        if database is not None and plan is not None and (is_late or not is_over):
             return database, plan
-        if time.monotonic() >= deadline:
+        if is_late:
             raise ConfigError(
                 f"the storage {address.shown} must hold a study called {name!r} that `mindtune "
                 "search` has started, but does not; start that with the same --storage."
             )
         if not has_told:
             has_told = True
-            message = f"waiting up to {_JOIN_WAIT_S:g} s for a search of study {name!r} to start"
+            then = "go on: the last one is over" if is_over else "start"
+            message = f"waiting up to {_JOIN_WAIT_S:g} s for a search of study {name!r} to {then}"
             emit(StudyNote(message=message))
         time.sleep(_POLL_S)
 
 
 def _stored_plan(
     database: optuna.storages.BaseStorage, name: str, address: StorageAddress
-) -> SearchPlan | None:
+) -> tuple[SearchPlan | None, bool]:
+    """Return the plan of a study, and whether its search is over; None: there is none yet."""
     import optuna  # noqa: PLC0415 - the light commands do without it
 
     with storage_errors(address):
         try:
-            return _plan(optuna.load_study(storage=database, study_name=name))
-        except KeyError:  # no such study yet
-            return None
+            study = optuna.load_study(storage=database, study_name=name)
+        except KeyError:
+            return None, False
+        return _plan(study), bool(study.user_attrs.get(OVER))
 
 
 def _check_alike(

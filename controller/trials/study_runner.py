@@ -102,7 +102,10 @@ def run_study(
     # Not in load_study: a space may be looked at on a smaller machine.
     check_launcher(setup.study.trial.launcher)
     cluster = setup.study.cluster
-    check_ranks(setup.study.trial.launcher, cluster.num_devices, cluster.devices_per_node)
+    check_ranks(
+        setup.study.trial.launcher, cluster.num_devices, cluster.devices_per_node,
+        num_hosts=len(setup.study.trial.hosts or [""]),
+    )  # fmt: skip
     report = check(setup.space)
     if report.emptied_by is not None:
         raise NothingFeasibleError(report.emptied_by)
@@ -119,6 +122,7 @@ def run_study(
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.locked())
         with folder.undone_on_failure(created):
+            setup.check_hosts(folder.root)
             keep_identity(folder, identity)
             database = open_storage(address)
             peak = _peak(setup, folder, emit)

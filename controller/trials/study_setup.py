@@ -12,6 +12,7 @@ from mindtune.controller.contract import StudyFile, read_document, read_yaml
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.metrics.peaks import peak_flops
 from mindtune.controller.trials.commands import resolve_command
+from mindtune.controller.trials.hosts import Hosts, check_hosts
 from mindtune.controller.trials.preflight import check_policies
 from mindtune.controller.trials.trial_config import TrialConfig
 from mindtune.search.facts import Cluster, Limits, StudyFacts, Training
@@ -37,6 +38,23 @@ class StudySetup:
     def folder(self) -> Path:
         """Folder of the study file, which its paths are relative to."""
         return self.config.base_dir
+
+    @property
+    def hosts(self) -> Hosts | None:
+        """Machines that msrun's ranks run on; None: this one alone."""
+        return Hosts.of(self.study.trial.hosts, self.study.trial.remote_shell)
+
+    def check_hosts(self, folder: Path) -> None:
+        """Make sure that every machine that the study names can be used.
+
+        Args:
+            folder: that of the study, which all of them see.
+
+        Raises:
+            ConfigError: one of them cannot.
+        """
+        if self.hosts is not None:
+            check_hosts(self.hosts, folder=folder, device=self.study.cluster.device)
 
     def with_peak(self, flops_per_device: float | None) -> Space:
         """Return the space with another peak of a device."""
@@ -94,7 +112,7 @@ def study_facts(study: StudyFile, flops_per_device: float | None) -> StudyFacts:
             **cluster,
             peak_flops=flops_per_device,
             # msrun numbers the ranks of a node by its own number of them.
-            whole_nodes=study.trial.launcher == "slurm",
+            whole_nodes=study.trial.launcher == "slurm" or study.trial.hosts is not None,
         ),
         training=Training(**study.training.model_dump()),
         model=None if study.model is None else ModelShape(**study.model.model_dump()),

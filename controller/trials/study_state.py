@@ -54,7 +54,7 @@ class StudyState:
     search_ended: str = ""
     """Why no further config is tried; empty: the search goes on."""
     hardware: str | None = None
-    """What the trials run on; None: not known."""
+    """What all trials run on; None: each tells it, or it is not known."""
     ablated: dict[ConfigKey, float] = field(default_factory=dict)
     """Values of configs that were measured for the ablation alone."""
 
@@ -66,6 +66,13 @@ class StudyState:
         known.append(launch)
         known.sort(key=lambda entry: entry.repeat)
         return self.scorer.measurement(launch)
+
+    def told_hardware(self) -> set[str]:
+        """Return what trials ran on that were told by their nodes."""
+        told = (
+            launch.outcome.record.hardware for known in self.launches.values() for launch in known
+        )
+        return {node for text in told for node in (text or "").split("; ") if node}
 
     def drop(self, number: int) -> None:
         """Forget what the search measured of a config: it does not count."""
@@ -147,7 +154,7 @@ class StudyState:
             study=self.setup.study.study.name,
             complete=self.final is not None,
             objective=self.scorer.objective,
-            hardware=self.hardware,
+            hardware=self.hardware or "; ".join(sorted(self.told_hardware())) or None,
             planned=self.planned,
             total=self.report.total,
             feasible=self.report.feasible,

@@ -3,8 +3,9 @@
 Started as `python -m mindtune.controller.trials.supervisor`. Theory of operation:
 
 - The launcher sends a `SupervisorSpec` as the first line on standard input and keeps the pipe
-  open. The line "stop" asks for a normal stop. End of file means that the launcher is gone, even
-  by SIGKILL: then the whole tree ends within 5 s and the trial is recorded as interrupted.
+  open. The line "stop" asks for a normal stop; an empty line is a sign of life. End of file means
+  that the launcher is gone, even by SIGKILL: then the whole tree ends within 5 s and the trial is
+  recorded as interrupted.
 - The command runs in a session of its own. Orphans are adopted (PR_SET_CHILD_SUBREAPER), so
   every process stays a descendant; the mark in the environment is the second net.
 - Ten times a second `verdict` looks at exits, failures, deadlines and orders, in this order; the
@@ -61,12 +62,14 @@ class _Supervision:
         self.progress_at: float | None = None
         self.failed_at: float | None = None
         self.peak = 0
+        self.oom_kills = 0
         self.tree_peak = 0
         self.sampled_at = 0.0
         self.ordered: EndedBy | None = None
         self.orphaned = False
         self.is_queued = spec.job_name is not None
-        errors = self.trial_dir / "stderr.log"
+        self.heard_at = self.started
+        errors = self.trial_dir / spec.errors
         # Of an earlier attempt, or segment of a run, which this launch goes on with.
         self.old_errors = errors.stat().st_size if errors.is_file() else 0
 
@@ -77,8 +80,8 @@ class _Supervision:
             OSError: it cannot be started.
         """
         with (
-            (self.trial_dir / "stdout.log").open("ab") as out,
-            (self.trial_dir / "stderr.log").open("ab") as err,
+            (self.trial_dir / self.spec.output).open("ab") as out,
+            (self.trial_dir / self.spec.errors).open("ab") as err,
         ):
             self.main = subprocess.Popen(
                 self.spec.command,
@@ -116,6 +119,7 @@ class _Supervision:
             if name not in self.exits:
                 record = json.loads(path.read_text())
                 self.peak = max(self.peak, record["peak_rss_bytes"])
+                self.oom_kills = max(self.oom_kills, record["kernel_oom_kills"])
                 found.append((record["ended_at"], name, record["exit_code"]))
         self.exits.update({name: code for _, name, code in sorted(found)})
 
@@ -203,13 +207,16 @@ class _Supervision:
     def parent_is_gone(self) -> bool:
         """Read what the launcher sent; tell whether there is no launcher any more."""
         while not self.orphaned and select.select([0], [], [], 0)[0]:
-            # The only order is "stop", so any text is that order.
-            if os.read(0, 4096):
-                self.ordered = self.ordered or "stop"
-            else:
+            received = os.read(0, 4096)
+            self.heard_at = time.monotonic()
+            if not received:
                 self.orphaned = True
-        # A forked copy of the launcher may hold the pipe open; the parent's id still changes.
-        return self.orphaned or os.getppid() != self.spec.parent_pid
+            elif received.strip():  # the only order is "stop", so any text is that order
+                self.ordered = self.ordered or "stop"
+        limit = self.spec.silence_limit_s
+        if limit is not None and time.monotonic() - self.heard_at >= limit:
+            self.orphaned = True
+        return self.orphaned or _has_other_parent(self.spec)
 
     def wait(self, wake: int) -> None:
         """Sleep for a tick, or until an order or a signal comes."""
@@ -264,10 +271,18 @@ class _Supervision:
             made_progress=self.progress_at is not None or self.made_progress(),
             peak_rss_bytes=self.peak,
             peak_tree_rss_bytes=self.tree_peak,
-            memory_limit_bytes=memory_limit_bytes(),
+            memory_limit_bytes=self._memory_limit(),
             processes_left=left,
             slurm_said=slurm_said,
         )
+
+    def _memory_limit(self) -> int | None:
+        """Return the memory of the machine that ran the ranks: of the smallest node of a job."""
+        if self.spec.job_name is None:
+            return memory_limit_bytes()
+        nodes = Path(self.spec.rank_dir or ".").glob("node*.json")
+        limits = [json.loads(path.read_text())["memory_limit_bytes"] for path in nodes]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def _job_is_over(self) -> bool:
         """Tell whether nothing of the Slurm job is left: srun may die and leave it running."""
@@ -279,11 +294,19 @@ class _Supervision:
             return ""
         said = b""
         # Of a rank that is alone, srun sends the errors of its node to the log of the rank.
-        for name, begin in (("stderr.log", self.old_errors), ("ranks/worker_0.log", 0)):
+        for name, begin in ((self.spec.errors, self.old_errors), ("ranks/worker_0.log", 0)):
             with contextlib.suppress(OSError), (self.trial_dir / name).open("rb") as log:
                 log.seek(max(begin, log.seek(0, os.SEEK_END) - _ERRORS_READ))
                 said += log.read() + b"\n"
         return cancellation(said.decode(errors="replace"))
+
+
+def _has_other_parent(spec: SupervisorSpec) -> bool:
+    """Tell whether this process has another parent by now than the one that started it.
+
+    A forked copy of the launcher may hold the pipe open; the parent's id still changes.
+    """
+    return spec.parent_pid is not None and os.getppid() != spec.parent_pid
 
 
 def supervise(spec: SupervisorSpec) -> SupervisorReport:
@@ -315,7 +338,9 @@ def supervise(spec: SupervisorSpec) -> SupervisorReport:
             supervision.wait(wake)
     finally:
         report = supervision.end(ended_by or "terminated")
-    counted = {"kernel_oom_kills": kernel_oom_kills() - oom_kills}
+    # The nodes of a job are other machines.
+    here = kernel_oom_kills() - oom_kills if spec.job_name is None else 0
+    counted = {"kernel_oom_kills": max(here, supervision.oom_kills)}
     return SupervisorReport(**{**report.__dict__, **counted})
 
 
@@ -345,7 +370,7 @@ def main() -> None:
         line += received
     spec = SupervisorSpec.from_line(line.decode())
     report = supervise(spec)
-    orphaned = os.getppid() != spec.parent_pid or report.ended_by == "parent_died"
+    orphaned = _has_other_parent(spec) or report.ended_by == "parent_died"
     if orphaned and spec.is_trial:
         _record_interruption(spec, report)
     with contextlib.suppress(BrokenPipeError):

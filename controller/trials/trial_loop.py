@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.budget import UNMEASURED, span_s
 from mindtune.controller.trials.confirm import BASE
 from mindtune.controller.trials.crew import Crew
@@ -88,11 +89,14 @@ class TrialLoop:
     def run(self) -> None:
         """Measure configs until the proposals end, those of others included.
 
-        A Ctrl-C gives the running trial back to the others.
+        A Ctrl-C gives the running trial back to the others, and so does a host that is away.
+
+        Raises:
+            ConfigError: if nothing can be measured here any more.
         """
         try:
             self._run()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, ConfigError):
             self._requeue(mine=True)
             raise
 

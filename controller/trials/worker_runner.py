@@ -15,7 +15,7 @@ from mindtune.controller.trials.preflight import check_launcher, check_ranks
 from mindtune.controller.trials.progress import Listener, StudyNote
 from mindtune.controller.trials.storage import storage_address, storage_errors
 from mindtune.controller.trials.study_folder import StudyFolder
-from mindtune.controller.trials.study_opening import join_study
+from mindtune.controller.trials.study_opening import follow_plan, join_study
 from mindtune.controller.trials.study_setup import load_study
 
 __all__ = ["run_worker"]
@@ -52,7 +52,10 @@ def run_worker(
     setup = load_study(study_file)
     check_launcher(setup.study.trial.launcher)
     cluster = setup.study.cluster
-    check_ranks(setup.study.trial.launcher, cluster.num_devices, cluster.devices_per_node)
+    check_ranks(
+        setup.study.trial.launcher, cluster.num_devices, cluster.devices_per_node,
+        num_hosts=len(setup.study.trial.hosts or [""]),
+    )  # fmt: skip
     setting = storage or setup.study.study.storage
     if setting is None:
         raise ConfigError(
@@ -70,6 +73,7 @@ def run_worker(
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.locked())
         with _undone_on_failure(folder, missing):
+            setup.check_hosts(folder.root)
             loop = join_study(
                 stack, setup, folder, study_identity(setup), address, slot=slots[0], emit=emit
             )
@@ -79,7 +83,12 @@ def run_worker(
         )  # fmt: skip
         stack.enter_context(storage_errors(address))
         with local:
-            loop.on_turn = local.look
+
+            def on_turn() -> None:
+                local.look()
+                follow_plan(loop)
+
+            loop.on_turn = on_turn
             emit(
                 StudyNote(
                     message=f"joined study {setup.study.study.name} in {address.shown}, "

@@ -3,6 +3,7 @@
  * The file named by NVML_STUB_FILE holds lines `key value`, read again at every call:
  *   count N, name TEXT or name.I TEXT, driver TEXT, uuid.I TEXT, capability MAJOR MINOR
  *   utilization PERCENT, memory USED TOTAL (bytes), temperature C, power MILLIWATT
+ *   mig.I TEXT TEXT ... (UUIDs of the instances of device I; `-` for a gap in their numbers)
  *   sample TIME_US PERCENT (any number of them)
  *   error.CALL CODE (CALL is init, handle, utilization, samples, memory, temperature, power)
  *   sleep_ms N (before each utilization call)
@@ -84,8 +85,48 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int index, device_t **out) {
     return SUCCESS;
 }
 
+/* UUID number `index` of a device's MIG instances; 0: there is none. */
+static int instance(long device, unsigned int index, char *out, size_t size) {
+    char key[32], line[256], *word;
+    snprintf(key, sizeof key, "mig.%ld", device);
+    if (!lookup(key, line, sizeof line)) return 0;
+    for (word = strtok(line, " "); word; word = strtok(NULL, " ")) {
+        if (index-- == 0) {
+            snprintf(out, size, "%s", word);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+int nvmlDeviceGetMigMode(device_t *device, unsigned int *current, unsigned int *pending) {
+    char uuid[96];
+    if (device->index == 3) return NOT_SUPPORTED;
+    *current = *pending = (unsigned int)instance(device->index, 0, uuid, sizeof uuid);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(device_t *device, unsigned int *out) {
+    (void)device;
+    *out = 7;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(device_t *device, unsigned int index, device_t **out) {
+    static device_t handles[16 * 7];
+    char uuid[96];
+    if (!instance(device->index, index, uuid, sizeof uuid) || !strcmp(uuid, "-")) return NOT_FOUND;
+    *out = &handles[device->index * 7 + index];
+    (*out)->index = 16 + device->index * 7 + index; /* those of instances begin at 16 */
+    return SUCCESS;
+}
+
 int nvmlDeviceGetUUID(device_t *device, char *out, unsigned int size) {
     char key[32];
+    if (device->index >= 16) {
+        long number = device->index - 16;
+        return instance(number / 7, (unsigned int)(number % 7), out, size) ? SUCCESS : NOT_FOUND;
+    }
     snprintf(key, sizeof key, "uuid.%ld", device->index);
     return text(key, out, size);
 }

@@ -40,9 +40,17 @@ def machine(monkeypatch):
         ({"CUDA_VISIBLE_DEVICES": "3, 1"}, DevicePool("CUDA_VISIBLE_DEVICES", ("3", "1"))),
         ({"CUDA_VISIBLE_DEVICES": "GPU-ab,-1,2"}, DevicePool("CUDA_VISIBLE_DEVICES", ("GPU-ab",))),
         ({"CUDA_VISIBLE_DEVICES": ""}, None),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, None),  # as Slurm sets it without devices
+        ({"CUDA_VISIBLE_DEVICES": "1,1,2"}, DevicePool("CUDA_VISIBLE_DEVICES", ("1", "2"))),
+        ({"CUDA_VISIBLE_DEVICES": "1,4,2"}, DevicePool("CUDA_VISIBLE_DEVICES", ("1",))),
         (
-            {"ASCEND_RT_VISIBLE_DEVICES": "4,5"},
-            DevicePool("ASCEND_RT_VISIBLE_DEVICES", ("4", "5")),
+            {"CUDA_VISIBLE_DEVICES": "MIG-1a,GPU-2b"},
+            DevicePool("CUDA_VISIBLE_DEVICES", ("MIG-1a", "GPU-2b")),
+        ),
+        # A list for devices of another kind, such as one that a profile sets.
+        (
+            {"ASCEND_RT_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "2"},
+            DevicePool("CUDA_VISIBLE_DEVICES", ("2",)),
         ),
     ],
 )
@@ -54,10 +62,35 @@ def test_the_pool_is_what_the_user_made_visible_or_all(machine, environ, pool):
 
 def test_the_pool_of_an_ascend_host_is_its_dies(machine):
     machine(npus=8)
-    pool = device_pool("Ascend910B-A2", {})
+    pool = device_pool("Ascend910B-A2", {"CUDA_VISIBLE_DEVICES": "0"})
     assert pool == DevicePool("ASCEND_RT_VISIBLE_DEVICES", tuple("01234567"))
+    pool = device_pool("Ascend910B-A2", {"ASCEND_RT_VISIBLE_DEVICES": "4,5"})
+    assert pool == DevicePool("ASCEND_RT_VISIBLE_DEVICES", ("4", "5"))
     machine()
     assert device_pool("Ascend910B-A2", {}) is None
+    # Where the driver cannot be asked, the list is believed.
+    pool = device_pool("Ascend910B-A2", {"ASCEND_RT_VISIBLE_DEVICES": "4,5"})
+    assert pool == DevicePool("ASCEND_RT_VISIBLE_DEVICES", ("4", "5"))
+
+
+def test_a_divided_gpu_stands_in_the_pool_with_its_instances(run_with_nvml):
+    code = """
+from dataclasses import asdict
+from mindtune.controller.device.slots import device_pool, device_slots
+pool = device_pool("H100", {})
+print(json.dumps([pool.devices, device_slots(pool, 1), device_slots(pool, 2)]))
+"""
+    state = (
+        "count 4",
+        *(f"uuid.{i} GPU-{i}" for i in range(4)),
+        "mig.0 MIG-a - MIG-b",
+        "mig.2 MIG-c",
+    )
+    devices, alone, pairs = run_with_nvml(code, *state)
+    assert devices == ["MIG-a", "MIG-b", "1", "MIG-c", "3"]
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in alone] == devices
+    # A process sees one instance at most, so that a trial on two devices gets whole ones.
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in pairs] == ["1,3"]
 
 
 def test_slots_share_no_device():

@@ -2,7 +2,7 @@
 
 Step time = 2 ms + 8 ms / micro_batch_size (+ 3 ms with recomputation); memory = 100 MB + 50 MB x micro_batch_size, halved by recomputation. `behaviour`
 of the config makes some micro-batch sizes fail in a given way. `speed` gives a step time instead, `sleep` the time that a step really takes. Every start
-and end is a line in the log that the config names.
+and end is a line in the log that the config names. Ranks above 0 have nothing to do.
 """
 
 import json
@@ -36,6 +36,8 @@ def memory(training):
 
 def main():
     config = yaml.safe_load(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
+    if os.environ.get("RANK_ID", "0") != "0":
+        return 0
     if "MINDTUNE_TRIAL_DIR" not in os.environ:
         return produce(config)
     folder = Path(os.environ["MINDTUNE_TRIAL_DIR"])

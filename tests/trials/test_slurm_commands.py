@@ -19,10 +19,11 @@ def test_a_node_has_at_most_its_devices(num_ranks, per_node, nodes):
     assert num_nodes(num_ranks, per_node) == nodes
 
 
-def srun(num_ranks, per_node, *, time_limit_s=600.0):
+def srun(num_ranks, per_node, *, time_limit_s=600.0, **environ):
     return srun_command(
         ["/bin/train"], num_ranks=num_ranks, ranks_per_node=per_node, rank_dir=Path("/t%/ranks"),
         port=20001, cluster_timeout_s=300, job_name="mindtune_1", time_limit_s=time_limit_s,
+        device="Ascend910B", environ=environ,
     )  # fmt: skip
 
 
@@ -30,18 +31,36 @@ def test_one_task_per_node_under_a_name_and_a_limit():
     command = srun(24, 8)
     assert {"--job-name=mindtune_1", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1",
             "--time=11"} <= set(command)  # fmt: skip
-    assert command[-7:] == [
+    assert command[-8:] == [
         "mindtune.controller.trials.slurm_node", "/t%/ranks", "24", "8", "20001", "300",
-        "/bin/train",
+        "Ascend910B", "/bin/train",
     ]  # fmt: skip
     assert not [word for word in srun(24, 8, time_limit_s=math.inf) if word.startswith("--time")]
 
 
 def test_a_single_rank_needs_no_msrun():
     command = srun(1, 8)
-    assert command[-3:] == ["mindtune.controller.trials.rank_process", "/t%/ranks", "/bin/train"]
+    assert command[-7:] == ["/t%/ranks", "1", "8", "20001", "300", "Ascend910B", "/bin/train"]
+    alone = node_command(
+        ["/bin/train"], num_ranks=1, ranks_per_node=8, node=0, master="", rank_dir=Path("/t"),
+        port=1, cluster_timeout_s=1,
+    )  # fmt: skip
+    assert alone[-3:] == ["mindtune.controller.trials.rank_process", "/t", "/bin/train"]
     # srun would take a single percent sign for a place to fill in.
     assert "--output=/t%%/ranks/worker_0.log" in command
+
+
+def test_inside_an_allocation_a_trial_is_a_step_with_the_cores_that_were_asked_for():
+    def options(**environ):
+        words = srun(24, 8, **environ)
+        return {word for word in words if word.startswith(("--overlap", "--cpus", "--time"))}
+
+    assert options() == {"--time=11"}
+    job = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "24"}
+    assert options(**job) == {"--cpus-per-task=24"}
+    assert options(**job, SRUN_CPUS_PER_TASK="12") == set()  # srun reads it itself
+    # A search that is itself a step holds what its own steps would wait for.
+    assert options(**job, SLURM_STEP_ID="0") == {"--cpus-per-task=24", "--overlap"}
 
 
 @pytest.mark.parametrize(("num_ranks", "local"), [(24, 8), (6, 6)])

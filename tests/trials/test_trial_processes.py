@@ -16,7 +16,7 @@ from mindtune.controller.contract import TrialRecord, read_document
 from mindtune.controller.trials.launcher import launch
 from mindtune.controller.trials.outcome import judge
 from mindtune.controller.trials.process_tree import descendants, marked
-from mindtune.controller.trials.protocol import SupervisorSpec
+from mindtune.controller.trials.protocol import SupervisorReport, SupervisorSpec
 from mindtune.controller.trials.supervisor import _Supervision
 
 CHILDREN = """
@@ -59,6 +59,29 @@ def wait_until(fact, limit_s):
     while not fact() and time.monotonic() < end:
         time.sleep(0.05)
     return fact()
+
+
+def test_a_host_that_hears_nothing_more_ends_its_ranks(tmp_path):
+    spec = SupervisorSpec(
+        command=["sleep", "600"], trial_dir=str(tmp_path), environment=dict(os.environ),
+        mark="A=1", parent_pid=None, startup_deadline_s=600.0, deadline_s=600.0,
+        silence_limit_s=1.0, output="out.node1", errors="err.node1", is_trial=False,
+    )  # fmt: skip
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "mindtune.controller.trials.supervisor"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    supervisor.stdin.write(spec.to_line() + "\n")
+    for _ in range(4):  # signs of life, and no orders
+        supervisor.stdin.flush()
+        time.sleep(0.5)
+        supervisor.stdin.write("\n")
+    assert supervisor.poll() is None
+    report = SupervisorReport.from_line(supervisor.stdout.readline())
+    supervisor.communicate(timeout=20)
+    assert report.ended_by == "parent_died"
+    assert report.wall_s > 2.5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["err.node1", "out.node1"]
 
 
 def test_failed_results_of_earlier_segments_end_no_run_that_goes_on(tmp_path):
