@@ -71,7 +71,6 @@ from mindtune.controller.contract.signal_table import (
     read_rows,
 )
 from mindtune.controller.contract.study_file import (
-    REMOTE_SHELL,
     ClusterSection,
     ConstraintsSection,
     KnobOverride,
@@ -82,7 +81,6 @@ from mindtune.controller.contract.study_file import (
     StudyFile,
     StudySection,
     TrainingSection,
-    TrialSection,
 )
 from mindtune.controller.contract.trial_files import (
     ENV_CHECKPOINT,
@@ -100,6 +98,7 @@ from mindtune.controller.contract.trial_files import (
     WorkerOutcome,
     canonical_knobs,
 )
+from mindtune.controller.contract.trial_section import REMOTE_SHELL, TrialSection
 
 __all__ = [
     "ALERT_KINDS",

@@ -9,7 +9,8 @@ from pydantic import ConfigDict, Field
 from mindtune.controller.contract.base import ContractModel, Count, Document, Number, PositiveCount
 from mindtune.controller.contract.fault_plan import AnyFault
 from mindtune.controller.contract.live_sections import AlertsSection, WatchdogSection
-from mindtune.controller.contract.study_file import Command, Host, PolicySection
+from mindtune.controller.contract.study_file import PolicySection
+from mindtune.controller.contract.trial_section import Command, Host
 from mindtune.search.knobs import KnobValue
 
 __all__ = ["MINDFORMERS_KEY", "BestConfig", "DecisionRecord", "GradNormPrior", "Learned",
