@@ -441,6 +441,11 @@ def test_measuring_is_for_the_host_and_for_a_model_only(tiny):
     assert "without a model" in peak.source
 
 
+def test_the_peak_of_this_machine_is_not_that_of_slurm_s_nodes(tiny):
+    with pytest.raises(ConfigError, match="`srun mindtune doctor --measure` prints there"):
+        resolved(tiny, model=MODEL, cluster={"peak_flops": "measure"}, trial={"launcher": "slurm"})
+
+
 def test_code_of_a_module_counts_but_none_of_it_is_imported(tiny, monkeypatch):
     package = tiny.folder / "users_package"
     (package / "job").mkdir(parents=True)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import optuna
@@ -18,6 +19,7 @@ from mindtune.controller.trials.crew import Crew, Member
 from mindtune.controller.trials.process_tree import identify
 from mindtune.controller.trials.progress import StudyNote, TrialEnded, TrialStarted
 from mindtune.controller.trials.storage import open_storage, storage_address
+from mindtune.controller.trials.study_opening import SearchPlan
 from mindtune.controller.trials.study_runner import run_study
 from mindtune.controller.trials.study_setup import load_study
 from mindtune.controller.trials.worker_runner import run_worker
@@ -119,6 +121,9 @@ def test_trials_side_by_side_get_devices_of_their_own(tiny, monkeypatch, tmp_pat
         cluster={"num_devices": 2, "device": "Ascend910B-A2", "allow_idle": True},
         space={"micro_batch_size": [1, 2, 4], "recompute": ["none", "full"], "data_parallel": [1]},
     )
+    monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(ConfigError, match="must be 1 here, since no device of Ascend910B-A2 is"):
+        run_study(tiny.study_file, tiny.out, workers=2)
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "6,4,2,0,7")
     monkeypatch.setenv("TINY_SLEEP", "0.05")
     with pytest.raises(ConfigError, match=r"--workers must be at most 2 here.*takes 2 of the 5"):
@@ -249,6 +254,48 @@ class Clock:
 
     def __call__(self):
         return self.now
+
+
+def test_a_worker_of_a_study_that_is_over_waits_for_the_search_to_go_on(tiny, wait_for, tmp_path):
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    tiny.write(trial={"repeats": 1}, study={"trials": 1})
+    run_study(tiny.study_file, tiny.out, storage=url)
+    notes = []
+
+    def work():
+        run_worker(tiny.study_file, tmp_path / "w", storage=url, on_event=notes.append)
+
+    def said():
+        return [note.message for note in notes if isinstance(note, StudyNote)]
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    wait_for(lambda: any("to go on: the last one is over" in text for text in said()))
+    run_study(tiny.study_file, tiny.out, storage=url, trials=3)
+    worker.join(60)
+    assert any("of 3 trials are done; trials of this worker" in text for text in said())
+    assert said()[-1] == "the search is over: 3 of 3 trials are done"
+
+
+def test_a_worker_goes_on_to_as_many_trials_as_the_search_plans_meanwhile(tiny, tmp_path):
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    tiny.write(trial={"repeats": 1}, study={"trials": 1})
+
+    def leave(event):
+        if isinstance(event, TrialStarted):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study(tiny.study_file, tiny.out, storage=url, on_event=leave)
+
+    def extend(event):
+        if isinstance(event, StudyNote) and event.message.startswith("joined study"):
+            study = stored(tiny, url)  # as a search does that is started with --trials 3
+            plan = json.loads(study.user_attrs[SearchPlan.FILE])
+            study.set_user_attr(SearchPlan.FILE, json.dumps({**plan, "trials": 3}))
+
+    (tiny.out / "study.db").touch()
+    assert run_worker(tiny.study_file, tmp_path / "w", storage=url, on_event=extend) == 3
 
 
 def test_who_is_alive_is_told_by_change_alone():
