@@ -41,20 +41,21 @@ def _ranked(tried: Sequence[Tried], *outcomes: str) -> list[Tried]:
 
 
 def concluded(
-    tried: Sequence[Tried], launch: Launch, *, device_memory: float | None
+    tried: Sequence[Tried], base: Config, launch: Launch, *, device_memory: float | None
 ) -> Config | None:
     """Return the winner of a study that ends with these trials; None: nothing ended ok.
 
     As `SearchLoop.confirm` without longer trials, so that convergence is not judged.
 
     Args:
-        tried: All trials, the base's among them.
+        tried: All trials.
+        base: What everything is compared with, whether its own trial has ended or not.
         launch: Confirms; equal arguments give equal launches.
         device_memory: Bytes of one device; None: unknown.
     """
     if not any(one.trial.outcome == "ok" for one in tried):
         return None
-    configs = {one.number: one.config for one in tried}
+    configs = {BASE: base} | {one.number: one.config for one in tried}
     first = [one.number for one in leaders(tried)]
     plan = Plan(tuple(first), _REPEATS, None)
     seen = _measured(plan, configs, launch)

@@ -113,7 +113,8 @@ class _Course:
     """In the order of their ends."""
     spent_s: list[float] = field(default_factory=list)
     """Of the method, for each of them."""
-    base: Config | None = None
+    base: Config = field(default_factory=dict)
+    """The first config that is asked for."""
     _running: list[tuple[float, int, int, Tried]] = field(default_factory=list)
     """End, number of the start, number that the method knows it by."""
     _started: int = 0
@@ -145,13 +146,11 @@ class _Course:
 
     def winner(self) -> Config | None:
         """Return what a study of the trials so far concludes; None: it has no winner."""
-        if not any(one.number == BASE for one in self.tried):
-            return None  # other workers were faster than that of the base config
-        memory = self._facts.cluster.device_memory
         return concluded(
             self.tried,
+            self.base,
             lambda config, repeat: self._confirm(tuple(config.items()), repeat),
-            device_memory=memory,
+            device_memory=self._facts.cluster.device_memory,
         )
 
     def _start(self, own: int, config: Config) -> None:
