@@ -14,6 +14,7 @@ from mindtune.controller.errors import ConfigError
 from mindtune.experiments.gpt.config import GptConfig, parse_config
 from mindtune.experiments.overhead.costs import (
     CopyTimes,
+    closed_window_times,
     decision_times,
     device_read_times,
     record_times,
@@ -26,6 +27,7 @@ from mindtune.experiments.overhead.report import (
     quartiles,
     ratio,
 )
+from mindtune.experiments.overhead.signal_report import signal_costs
 from mindtune.experiments.provenance import load_1m, provenance
 
 __all__ = ["main"]
@@ -83,6 +85,7 @@ def _measure(config: GptConfig, *, rounds: int, block: int, out: Path) -> str:
             )
             trace = recorded_trace(measured.signals)
             rows, lines = record_times(trace, scratch / "records")
+            closed = closed_window_times(scratch / "records")
         finally:
             os.chdir(back)
     times = measured.times
@@ -109,6 +112,8 @@ def _measure(config: GptConfig, *, rounds: int, block: int, out: Path) -> str:
         signal_row_us=quartiles(rows, unit=_MICRO),
         decision_record_us=quartiles(lines, unit=_MICRO),
         device_read_us=quartiles(device_read_times(), unit=_MICRO),
+        signals=signal_costs(measured.signal_times, measured.added_s),
+        profiler_closed_us=quartiles(closed, unit=_MICRO),
         copies=_copy_costs(measured.copies),
         measured=provenance(),
     )

@@ -24,7 +24,15 @@ from mindtune.experiments.gpt.model import Gpt, GptLoss
 from mindtune.experiments.gpt.schedule import build_optimizer
 from mindtune.experiments.gpt.shape import model_shape
 
-__all__ = ["Batch", "CheckedStep", "ControlledStep", "Network", "Runner", "build_runners"]
+__all__ = [
+    "Batch",
+    "CheckedStep",
+    "ControlledStep",
+    "Network",
+    "Runner",
+    "build_network",
+    "build_runners",
+]
 
 Batch = tuple[Tensor, Tensor]
 Step = Callable[[Batch], float]
@@ -178,7 +186,7 @@ def build_runners(config: GptConfig, *, clip_norm: float, records: Path) -> Mapp
         clip_norm: Bound of the global gradient norm, for all but the bare step.
         records: Folder for the records of the controlled ones.
     """
-    bare, checked, own = (_network(config) for _ in range(3))
+    bare, checked, own = (build_network(config) for _ in range(3))
     bare_step = nn.TrainOneStepCell(bare.loss, bare.optimizer)
     checked_step = CheckedStep(checked.loss, checked.optimizer, clip_norm)
     own_step = TrainStep(own.loss, own.optimizer, clip_norm=clip_norm)
@@ -196,7 +204,8 @@ def build_runners(config: GptConfig, *, clip_norm: float, records: Path) -> Mapp
     return MappingProxyType(runners)
 
 
-def _network(config: GptConfig) -> Network:
+def build_network(config: GptConfig) -> Network:
+    """Return the workload with weights of its own."""
     loss = GptLoss(Gpt(config.model, seed=config.training.seed))
     # A constant rate, so that no way comes into another part of a schedule.
     return Network(loss, build_optimizer(loss, config, num_updates=1))

@@ -7,15 +7,25 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindtune.controller.contract import DecisionRecord
+from mindtune.controller.contract import DecisionRecord, ProfilerSection
 from mindtune.controller.device import choose_probe
-from mindtune.controller.records import DecisionWriter, SignalWriter, read_signals
+from mindtune.controller.live.observing import StepTime
+from mindtune.controller.live.profiler_window import ProfilerWindow
+from mindtune.controller.metrics.profile_summary import Shares, Span
+from mindtune.controller.records import DecisionWriter, RunFolder, SignalWriter, read_signals
 from mindtune.policies.decisions import KNOBS
 from mindtune.policies.engine import build_engine
 from mindtune.policies.facts import RunFacts
 from mindtune.policies.signals import Observation
 
-__all__ = ["CopyTimes", "decision_times", "device_read_times", "record_times", "recorded_trace"]
+__all__ = [
+    "CopyTimes",
+    "closed_window_times",
+    "decision_times",
+    "device_read_times",
+    "record_times",
+    "recorded_trace",
+]
 
 _NUM_OBSERVATIONS = 4096
 _NUM_RECORDS = 2000
@@ -90,6 +100,30 @@ def device_read_times() -> list[float]:
     seconds = _timed(probe.read for _ in range(_NUM_READS))
     probe.close()
     return seconds
+
+
+def closed_window_times(folder: Path) -> list[float]:
+    """Return the seconds that a profiler window which is closed takes of each step."""
+    window = ProfilerWindow(
+        ProfilerSection(findings=["step_time_spike"]), _NoProfiler(), RunFolder(folder)
+    )
+    return _timed(
+        (lambda step=step: window.take(StepTime(step, 0.1, "train"), data_time_s=0.0, findings=()))  # type: ignore[misc] # bound now
+        for step in range(_NUM_RECORDS)
+    )
+
+
+class _NoProfiler:
+    """Stands for the profiler where none is opened."""
+
+    def start(self, folder: Path) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    def shares(self, folder: Path, steps: list[Span]) -> Shares | None:
+        raise NotImplementedError
 
 
 def _timed(calls: Iterable[Callable[[], object]]) -> list[float]:

@@ -18,6 +18,7 @@ from mindtune.experiments.gpt.samples import MicroBatches, SampleOrder
 from mindtune.experiments.overhead.cells import Batch, ControlledStep, Runner, build_runners
 from mindtune.experiments.overhead.copies import copy_times
 from mindtune.experiments.overhead.costs import CopyTimes
+from mindtune.experiments.overhead.signal_runners import build_signal_runners
 
 __all__ = ["Alternation", "Rounds", "alternate", "step_times", "training_batches"]
 
@@ -42,6 +43,10 @@ class Alternation:
     """Signal table of the acting run."""
     copies: CopyTimes
     """Of earlier states."""
+    signal_times: Rounds
+    """As `times`, of the bare step and of those with one signal more."""
+    added_s: Mapping[str, Sequence[float]]
+    """Seconds of the host's part of each signal in each step."""
 
 
 def step_times(
@@ -60,6 +65,33 @@ def step_times(
     ms.set_seed(config.training.seed)
     runners = build_runners(config, clip_norm=_CLIP_NORM, records=records)
     batches = training_batches(config)
+    _warm_up(runners, batches, tell)
+    times = alternate(runners, batches, rounds=rounds, block=block, tell=tell)
+    controlled = [runner for runner in runners.values() if isinstance(runner, ControlledStep)]
+    own = runners["own"]
+    copies = copy_times(
+        controlled[-1].train_step, lambda: own(batches[0]), records / "earlier_states"
+    )
+    watching = build_signal_runners(config, records / "signals")
+    _warm_up(watching, batches, tell)
+    for watcher in watching.values():
+        watcher.added_s.clear()
+    signal_times = alternate(watching, batches, rounds=rounds, block=block, tell=tell)
+    return Alternation(
+        times=times,
+        signal_times=signal_times,
+        added_s={name: watcher.added_s for name, watcher in watching.items()},
+        num_parameters=controlled[-1].num_parameters,
+        num_actions=sum(runner.num_actions for runner in controlled),
+        signals=controlled[-1].folder.signals,
+        copies=copies,
+    )
+
+
+def _warm_up(
+    runners: Mapping[str, Runner], batches: Sequence[Batch], tell: Callable[[str], None]
+) -> None:
+    """Let every way compile."""
     for name, runner in runners.items():
         begin_s = time.perf_counter()
         runner.open()
@@ -67,19 +99,6 @@ def step_times(
             runner(batch)
         runner.close()
         tell(f"{name}: first two steps took {time.perf_counter() - begin_s:.1f} s")
-    times = alternate(runners, batches, rounds=rounds, block=block, tell=tell)
-    controlled = [runner for runner in runners.values() if isinstance(runner, ControlledStep)]
-    own = runners["own"]
-    copies = copy_times(
-        controlled[-1].train_step, lambda: own(batches[0]), records / "earlier_states"
-    )
-    return Alternation(
-        times=times,
-        num_parameters=controlled[-1].num_parameters,
-        num_actions=sum(runner.num_actions for runner in controlled),
-        signals=controlled[-1].folder.signals,
-        copies=copies,
-    )
 
 
 def alternate(

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
 
 from mindtune.controller.contract import ContractModel, Document
+from mindtune.experiments.overhead.quartiles import Quartiles, quartiles
+from mindtune.experiments.overhead.signal_report import SignalCost, signal_table
 from mindtune.experiments.provenance import Provenance
 
 __all__ = [
@@ -37,17 +38,6 @@ _STEP_HEAD = (
     "step", "ms: median [quartiles]", "over bare: median [95 %]", "over checked: median [95 %]",
     "over checked: quartiles",
 )  # fmt: skip
-
-
-class Quartiles(ContractModel):
-    """Median and quartiles of some times."""
-
-    low: float
-    """First quartile."""
-    median: float
-    high: float
-    """Third quartile."""
-    count: int = Field(ge=1)
 
 
 class Ratio(ContractModel):
@@ -100,15 +90,13 @@ class OverheadReport(Document):
     """One line of decisions.jsonl, handed to the operating system."""
     device_read_us: Quartiles
     """One reading of the device, off the training thread, twice a second."""
+    signals: dict[str, SignalCost] | None = None
+    """By signal; None in reports from before they were measured one by one."""
+    profiler_closed_us: Quartiles | None = None
+    """What a profiler window that is closed does in a step."""
     copies: CopyCosts | None = None
     """None in reports from before there were any."""
     measured: Provenance
-
-
-def quartiles(values: Sequence[float], *, unit: float = 1.0) -> Quartiles:
-    """Return median and quartiles of values, each divided by `unit`."""
-    low, median, high = np.percentile(np.asarray(values) / unit, [25, 50, 75])
-    return Quartiles(low=float(low), median=float(median), high=float(high), count=len(values))
 
 
 def ratio(times: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> Ratio:
@@ -148,12 +136,16 @@ def markdown(report: OverheadReport) -> str:
             "-" if over is None else f"{over.low:.3f} - {over.high:.3f}",
         )
         lines.append(_line(cells))
+    if report.signals is not None:
+        lines += ["", *signal_table(report.signals)]
     costs = {
         "one decision (detectors, all policies, arbiter)": report.decision_us,
         "one row of signals.csv": report.signal_row_us,
         "one line of decisions.jsonl": report.decision_record_us,
         "one reading of the device (own thread, twice a second)": report.device_read_us,
     }
+    if report.profiler_closed_us is not None:
+        costs["a profiler window that is closed"] = report.profiler_closed_us
     lines += ["", _line(("host-side cost", "us: median [quartiles]")), _line(("---", "---"))]
     lines += [
         _line((name, f"{cost.median:.0f} [{cost.low:.0f}, {cost.high:.0f}]"))

@@ -9,6 +9,7 @@ import pytest
 from mindtune.controller.contract import read_document
 from mindtune.experiments.fault_injection.rows import read_rows
 from mindtune.experiments.overhead.report import MEANINGS, OverheadReport
+from mindtune.experiments.overhead.signal_report import SIGNALS
 
 pytestmark = pytest.mark.mindspore
 
@@ -58,6 +59,10 @@ def test_overhead_of_two_rounds(tmp_path):
     assert all(times.count == 4 for times in report.step_time_s.values())
     assert report.actions == 0
     assert report.decision_us.count == 4096
+    assert set(report.signals) == set(SIGNALS)
+    assert report.signals["loss"].host_ms.count == 6
+    # The thread reads the device; the step takes what is there.
+    assert report.signals["device"].host_ms.median < 0.1 * report.step_time_s["bare"].median * 1e3
     assert 0.1 < report.over_checked["act"].median < 10
     assert (tmp_path / "out" / "overhead.md").read_text() in done.stdout
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [

@@ -7,6 +7,7 @@ from mindtune.controller.records import SignalWriter, read_signals
 from mindtune.experiments.overhead.__main__ import _copy_costs, main
 from mindtune.experiments.overhead.costs import (
     CopyTimes,
+    closed_window_times,
     decision_times,
     record_times,
     recorded_trace,
@@ -19,6 +20,7 @@ from mindtune.experiments.overhead.report import (
     quartiles,
     ratio,
 )
+from mindtune.experiments.overhead.signal_report import SIGNALS, signal_costs, signal_table
 from mindtune.experiments.overhead.split_memory import pool_peak_mb
 from mindtune.experiments.provenance import Provenance
 from mindtune.policies.signals import Observation
@@ -89,6 +91,32 @@ def test_the_costs_of_earlier_states_are_told_with_their_size():
     assert lines[1] == "| a state of 3.0 MB | ms: median [quartiles] |"
     assert lines[3] == "| copied to the host's memory | 1.0 [1.0, 1.0] |"
     assert lines[6] == "| returned to from disk | 4.0 [4.0, 4.0] |"
+
+
+def test_the_cost_of_a_signal_is_its_difference_within_rounds():
+    # The machine slows down threefold from round to round; the norm adds 2 ms in each.
+    bare = [[0.1, 0.1], [0.3, 0.3], [0.3, 0.3]]
+    times = dict.fromkeys(SIGNALS, bare) | {"bare": bare}
+    times["norm"] = [[time_s + 0.002 for time_s in turn] for turn in bare]
+    added = {name: [1e-4] * 6 for name in SIGNALS}
+    costs = signal_costs(times, added)
+    assert costs["norm"].difference_ms.median == pytest.approx(2.0)
+    assert costs["norm"].interval_ms == pytest.approx((2.0, 2.0))
+    assert costs["norm"].share == pytest.approx(0.002 / 0.3)
+    assert costs["loss"].difference_ms.median == 0.0
+    assert costs["loss"].host_ms.median == pytest.approx(0.1)
+    lines = signal_table(costs)
+    assert (
+        "| norm: global gradient norm as well | 2.00 [2.00, 2.00] | 0.67% | 0.100 [0.100, 0.100] | 1.8 |"
+        in lines
+    )
+    assert lines[-1].startswith("A look inside is sampled: with `every: 50` it costs 0.000 ms")
+
+
+def test_a_closed_profiler_window_is_timed_and_opens_nothing(tmp_path):
+    seconds = closed_window_times(tmp_path)
+    assert len(seconds) == 2000
+    assert list(tmp_path.iterdir()) == []
 
 
 def table(path, steps):
