@@ -48,7 +48,7 @@ class StepCounts(ContractModel):
 
 
 class Convergence(ContractModel):
-    """How far the training has come."""
+    """How far the training has come; where a log holds several, the newest one."""
 
     first_loss: Number | None = None
     loss: Number | None = None

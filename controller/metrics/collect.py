@@ -34,11 +34,14 @@ class Collected:
     last_step: int = 0
     recorded: int = 0
     segments: int = 0
+    covered: int = 0
+    """Optimizer steps that the records stand for: more than there are where some are left out."""
     repeated: int = 0
     """Steps made once more after a restart."""
     excluded: Counter[str] = field(default_factory=Counter)
     """Why a step's time does not count -> how many."""
     loss_steps: array[float] = field(default_factory=_floats)
+    """These four are of the newest training alone, where a log holds several."""
     losses: array[float] = field(default_factory=_floats)
     eval_losses: array[float] = field(default_factory=_floats)
     grad_norms: array[float] = field(default_factory=_floats)
@@ -71,6 +74,11 @@ class Collected:
     incidents: list[Finding] = field(default_factory=list)
     """What the detectors have found."""
 
+    def begin_training(self) -> None:
+        """Forget the course of an earlier training."""
+        for column in (self.loss_steps, self.losses, self.eval_losses, self.grad_norms):
+            del column[:]
+
     def spikes(self, kind: FindingKind) -> int:
         """Return how many incidents of a kind there were."""
         return sum(finding.kind is kind for finding in self.incidents)
@@ -84,6 +92,7 @@ def collect(observations: Iterable[Observation]) -> Collected:
     for segment in segments(observations):
         if segment.starts_over:
             state = DetectorState()
+            found.begin_training()
         reader = _SegmentReader(found, segment, state, highest)
         found.incidents += merge(reader.findings(), gap=segment.interval)
         state, highest = reader.state, max(highest, found.last_step)
@@ -102,6 +111,7 @@ class _SegmentReader:
         self._segment = segment
         self._highest = highest
         self._wall_s = 0.0
+        self._first_step: int | None = None
 
     def findings(self) -> Iterator[Finding]:
         """Yield what the detectors find; take in each step on the way."""
@@ -110,6 +120,9 @@ class _SegmentReader:
             self._take(observation, is_first=index == 0, findings=findings)
             yield from findings
         self._found.wall_s += self._wall_s
+        if self._first_step is not None:
+            covered = self._found.last_step - self._first_step + self._segment.interval
+            self._found.covered += max(covered, 1)
 
     def _take(
         self, observation: Observation, *, is_first: bool, findings: tuple[Finding, ...]
@@ -117,6 +130,8 @@ class _SegmentReader:
         found = self._found
         if not found.recorded:
             found.first_step = observation.step
+        if is_first:
+            self._first_step = observation.step
         found.recorded += 1
         found.last_step = observation.step
         found.repeated += observation.step <= self._highest

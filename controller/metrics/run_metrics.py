@@ -191,7 +191,7 @@ def _stability(found: Collected, source: RunSource, figures: Figures) -> Stabili
     if source.timeouts is None:
         figures.reasons["timeouts"] = "a log does not tell of silences"
     ended = source.outcome in _UNFINISHED
-    per_1000 = 1000 / found.recorded
+    per_1000 = 1000 / found.covered
     norms = found.spikes(FindingKind.GRAD_NORM_SPIKE) * per_1000 if found.grad_norms else None
     return Stability(
         stability=steady,

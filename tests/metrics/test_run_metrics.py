@@ -301,6 +301,20 @@ def test_nothing_to_read_is_refused(tmp_path):
         read_metrics(tmp_path / "none.log")
 
 
+def test_a_log_with_an_interval_and_two_trainings(tmp_path):
+    log = tmp_path / "train.csv"
+    rows = [
+        f"{step},{9.0 if step == 500 else 4.0 + step % 30 / 100},0" for step in range(10, 1001, 10)
+    ]
+    rows += [f"{step},{2.0},1" for step in range(10, 301, 10)]
+    log.write_text("step,loss,run\n" + "\n".join(rows) + "\n")
+    metrics = read_metrics(log)
+    assert (metrics.steps.segments, metrics.steps.recorded) == (2, 130)
+    assert (metrics.convergence.first_loss, metrics.convergence.best_loss) == (2.0, 2.0)
+    # One spike in 1300 steps, of which every tenth is told.
+    assert metrics.stability.loss_spikes_per_1000_steps == pytest.approx(1 / 1.3)
+
+
 def test_non_finite_ends_are_not_hidden(tmp_path):
     steps = steady(50)
     steps[-1] = Observation(step=50, phase="train", loss=math.nan, step_time_s=0.5)
