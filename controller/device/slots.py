@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 from mindtune.controller.device.npu_smi import list_npus
 from mindtune.controller.device.nvml import list_gpus
@@ -47,15 +48,18 @@ def device_pool(device: str, environ: Mapping[str, str]) -> DevicePool | None:
     kinds = {_NPU: _npus, _GPU: _gpus}
     for variable in [_NPU] if _ASCEND in device.lower() else [_GPU, _NPU]:
         named, present = environ.get(variable), kinds[variable]()
-        devices = present if named is None else _named(named, present)
+        devices = present if named is None else _named(variable, named, present)
         if devices:
             return DevicePool(variable, devices)
     return None
 
 
-def _named(text: str, present: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the user's own list, as CUDA does to the first number that is no device's."""
+def _named(variable: str, text: str, present: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the user's own list, up to the first number that is no device's, as drivers do."""
     entries = visible_entries(text)
+    if variable == _NPU:
+        # CANN takes numbers alone, and only in ascending order (its reference of the variable).
+        entries = sorted(takewhile(str.isdecimal, entries), key=int)
     count = len(present)
     beyond = [entry.isdecimal() and int(entry) >= count > 0 for entry in entries]
     return tuple(entries[: beyond.index(True)] if True in beyond else entries)

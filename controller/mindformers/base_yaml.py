@@ -33,6 +33,8 @@ _MODES: dict[object, Mode] = {
     "STAND_ALONE": "data_parallel", "MANUAL_PARALLEL": "data_parallel",
 }  # fmt: skip
 """`parallel.parallel_mode` -> what training makes of it on the ranks that were started."""
+_GRAPH, _PYNATIVE = (0, "GRAPH_MODE"), (1, "PYNATIVE_MODE")
+"""`context.mode`, as MindFormers takes it; by default a graph is compiled."""
 _DEGREES = ("data_parallel", "model_parallel", "pipeline_stage", "context_parallel")
 
 
@@ -63,9 +65,12 @@ class MindFormersYaml:
         """Read a file.
 
         Raises:
-            ConfigError: it is missing, no YAML, or no MindFormers YAML.
+            ConfigError: it is missing, no YAML, no MindFormers YAML, or one whose parallelism its
+                `context.mode` cannot do.
         """
-        return cls.of(read_yaml(path, repeated_keys=True), source=str(path))
+        base = cls.of(read_yaml(path, repeated_keys=True), source=str(path))
+        base.check_mode()
+        return base
 
     @classmethod
     def of(cls, content: Any, *, source: str) -> MindFormersYaml:
@@ -139,6 +144,36 @@ class MindFormersYaml:
                 f"{', '.join(map(str, _MODES))}, but got {value!r}."
             )
         return _MODES[value]
+
+    @property
+    def is_pynative(self) -> bool:
+        """Whether operators run one by one instead of as a compiled graph."""
+        return self.section("context").get("mode") in _PYNATIVE
+
+    def check_mode(self) -> None:
+        """Refuse degrees that would not act: only a compiled graph is split over devices.
+
+        MindSpore's PyNative mode has stand-alone and data-parallel training alone (documentation
+        of `set_auto_parallel_context`); it says nothing where a YAML asks for more.
+
+        Raises:
+            ConfigError: `context.mode` is PyNative and the parallelism semi-automatic, or it is
+                none that MindFormers knows.
+        """
+        told = self.section("context").get("mode", 0)
+        if told not in (*_GRAPH, *_PYNATIVE):
+            raise ConfigError(
+                f"{self.source}: context.mode must be one of "
+                f"{', '.join(map(str, (*_GRAPH, *_PYNATIVE)))}, but got {told!r}."
+            )
+        if self.is_pynative and self.mode == "semi_auto":
+            raise ConfigError(
+                f"{self.source}: context.mode must be 0 (graph mode) for semi-automatic "
+                f"parallelism (use_parallel: True, parallel_mode: 1), but got {told!r}: in "
+                "PyNative mode MindSpore trains stand-alone or data parallel only, so that no "
+                "degree of parallel_config would act; set context.mode: 0, or "
+                "parallel.parallel_mode: 0 for plain data parallelism."
+            )
 
     @property
     def is_legacy(self) -> bool:

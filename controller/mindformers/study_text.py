@@ -105,6 +105,11 @@ def _notes(base: MindFormersYaml) -> list[str]:
             f"run_mode is {mode!r}: set it to train or finetune, and add what a training needs "
             "(train_dataset, optimizer, lr_schedule, runner_wrapper)."
         )
+    if base.is_pynative:
+        notes.append(
+            "context.mode is PyNative: trials and the production run train in it, operator by "
+            "operator, which is slower by far; set it to 0 to compile a graph."
+        )
     notes += _sinks(base)
     notes += _starts(base)
     return notes

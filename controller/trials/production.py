@@ -32,6 +32,7 @@ from mindtune.controller.contract import (
 from mindtune.controller.device.hardware import describe_hardware
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.settings import split_best_config
+from mindtune.controller.mindformers.base_yaml import MindFormersYaml, is_mindformers
 from mindtune.controller.mindformers.plug_in import (
     ENV_REGISTER_PATH,
     check_command,
@@ -107,6 +108,8 @@ def read_best_config(path: Path) -> RunPlan:
         best, faults = _checked(content[MINDFORMERS_KEY], source=f"{path}, key {MINDFORMERS_KEY}")
         # Such a file differs from its base in the tuned keys: it is the merged config itself.
         rest = {key: value for key, value in content.items() if key != MINDFORMERS_KEY}
+        if is_mindformers(rest):
+            MindFormersYaml.of(rest, source=str(path)).check_mode()
         return RunPlan(best, rest, path, faults)
     best, faults = _checked(content, source=str(path))
     base: Any = {}

@@ -99,7 +99,8 @@ class TrialConfig:
 
         Raises:
             ConfigError: if the base config is missing or no mapping, an override's key does not
-                exist in it, or it is to take MindFormers' callback and cannot.
+                exist in it, or it is to take MindFormers' callback and cannot, or asks for what
+                its mode cannot do.
         """
         name = study.trial.base_config
         base = {} if name is None else read_yaml(base_dir / name, repeated_keys=True)
@@ -112,8 +113,10 @@ class TrialConfig:
             )
         config = cls(study, base_dir, base)
         if study.trial.callback == "mindformers":
-            MindFormersYaml.of(base, source=config.source)
+            MindFormersYaml.of(base, source=config.source).check_mode()
             check_command(study.trial.command)
+        elif study.constraints.framework == "mindformers" and is_mindformers(base):
+            MindFormersYaml.of(base, source=config.source).check_mode()
         trial = copy.deepcopy(base)
         for key in study.overrides:
             parent = next((k for k in study.overrides if key.startswith(f"{k}.")), None)

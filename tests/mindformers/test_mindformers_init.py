@@ -13,6 +13,7 @@ from mindtune.controller.contract import StudyFile, read_document
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.mindformers.base_yaml import MindFormersYaml
 from mindtune.controller.trials.new_study import write_study
+from mindtune.controller.trials.production import read_best_config
 from mindtune.controller.trials.study_setup import load_study
 from mindtune.search.constraints import explain
 
@@ -207,6 +208,34 @@ def test_what_trials_leave_out_of_the_yaml_is_named(init):
     _, _, told = init(content(load_checkpoint="ckpt", resume_training=True))
     assert "load_checkpoint is left out in trials" in told
     assert "resume_training is off in trials" in told
+
+
+def test_degrees_need_graph_mode_and_pynative_is_named(init, tmp_path):
+    asked = content(context__mode=1)
+    code, setup, said = init(asked)
+    assert (code, setup) == (2, None)
+    assert "context.mode must be 0 (graph mode) for semi-automatic parallelism" in said
+    assert "set context.mode: 0, or parallel.parallel_mode: 0" in said
+    code, _, said = init(content(context__mode="eager"))
+    assert code == 2
+    assert "context.mode must be one of 0, GRAPH_MODE, 1, PYNATIVE_MODE, but got 'eager'" in said
+    # Changed after `init`, it is refused by the search as well, with and without our callback.
+    _, setup, _ = init(content(context__mode="GRAPH_MODE"))
+    study = yaml.safe_load(setup.path.read_text())
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(asked))
+    for callback in ("mindformers", None):
+        study["trial"]["callback"] = callback
+        setup.path.write_text(yaml.safe_dump(study))
+        with pytest.raises(ConfigError, match=r"context\.mode must be 0 \(graph mode\)"):
+            load_study(setup.path)
+    # A production run of a file that was edited after its export.
+    tuned = {**asked, "mindtune": {"schema": 1, "command": ["python", "train.py"]}}
+    (tmp_path / "tuned.yaml").write_text(yaml.safe_dump(tuned))
+    with pytest.raises(ConfigError, match=r"tuned.yaml: context\.mode must be 0"):
+        read_best_config(tmp_path / "tuned.yaml")
+    code, _, said = init(content("single.yaml", context__mode=1))
+    assert code == 0
+    assert "context.mode is PyNative: trials and the production run train in it" in said
 
 
 def test_context_parallelism_stays_within_what_its_algorithm_allows(init):
