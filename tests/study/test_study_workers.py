@@ -116,7 +116,7 @@ def test_workers_end_with_their_search_and_the_study_goes_on_later(tiny, wait_fo
 
 def test_trials_side_by_side_get_devices_of_their_own(tiny, monkeypatch, tmp_path):
     tiny.write(
-        trial={"repeats": 1},
+        **WAITING,
         study={"trials": 5, "storage": "sqlite:///shared.db"},
         cluster={"num_devices": 2, "device": "Ascend910B-A2", "allow_idle": True},
         space={"micro_batch_size": [1, 2, 4], "recompute": ["none", "full"], "data_parallel": [1]},
@@ -131,7 +131,17 @@ def test_trials_side_by_side_get_devices_of_their_own(tiny, monkeypatch, tmp_pat
     assert not tiny.out.exists()
     # Workers run in folders of their own: the path is that of the study file's all the same.
     monkeypatch.chdir(tmp_path)
+    url = f"sqlite:///{tiny.folder}/shared.db"
+
+    def study():
+        return optuna.load_study(
+            storage=open_storage(storage_address(url, tiny.out)), study_name="tiny"
+        )
+
+    together = threading.Thread(target=tiny.let_base_end, args=(study, 2))
+    together.start()
     run_study(tiny.study_file, tiny.out, workers=2)
+    together.join()
     assert (tiny.folder / "shared.db").exists()
     tiny.check_complete(set(), trials=5)
     running, seen = {}, set()
