@@ -16,7 +16,7 @@ from mindtune.search.layout import num_ranks
 __all__ = ["may_add", "tuned_header", "tuned_yaml"]
 
 _RUN_SETTINGS = ("alerts", "faults", "max_num_microbatches", "mode", "model_signals", "out_dir",
-                 "rewind", "watchdog")  # fmt: skip
+                 "profiler", "rewind", "watchdog")  # fmt: skip
 """Keys of the block that say how to run, not what a study has found."""
 _EXPORTED = "provenance"
 """Every exported block has it: then its policies are those of the study that it came from."""
