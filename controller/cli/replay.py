@@ -28,13 +28,22 @@ def replay(
     logs: Annotated[
         list[Path],
         typer.Argument(
-            help="A training log, several of one run, or a run's folder.", metavar="LOG..."
+            help="A training log, several of one run (of ranks, or one after the other), a run's "
+            "folder, or - for standard input.",
+            metavar="LOG...",
         ),
     ],
     *,
     format: Annotated[  # noqa: A002 - the option's name
         str, typer.Option(help="Name of a reader; auto: found by its lines.")
     ] = "auto",
+    map: Annotated[  # noqa: A002 - the option's name
+        str | None,
+        typer.Option(
+            help="What the log calls the signals: loss=train/loss_avg,step_time_s=iter:ms, or a "
+            "YAML file; for csv, jsonl, key_value and tensorboard."
+        ),
+    ] = None,
     policies: Annotated[
         Path | None, typer.Option(help="YAML with settings by policy name; default: built in.")
     ] = None,
@@ -42,11 +51,12 @@ def replay(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Read any training log: what went wrong where and why, and what the policies would do."""
+    from mindtune.controller.records.log_readers import read_mapping
     from mindtune.controller.replay import load_engine, open_logs, tell
     from mindtune.controller.replay import replay as replay_log
 
     engine = load_engine(policies)
-    log = open_logs(logs, format)
+    log = open_logs(logs, format, None if map is None else read_mapping(map))
     output = replay_log(log, engine)
     if json:
         print_json(output)

@@ -103,6 +103,7 @@ def replay(log: LogStream | LogSet, engine: Engine) -> ReplayOutput:
             *[_CUT_SHORT] * logs.is_cut,
             *_told_runs(runs),
             *note(left_open),
+            *logs.how_read(),
         ],
         diagnoses=diagnoses,
         unjudged=left_open,

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mindtune.controller.contract import RunResult, parse, read_json
-from mindtune.controller.errors import ConfigError
 from mindtune.controller.records import RunFolder, read_model_signals
-from mindtune.controller.records.log_readers import LogStream, open_log
+from mindtune.controller.records.log_readers import LogStream, Names, open_several
 from mindtune.controller.replay.ranks import Ranks
 from mindtune.policies.diagnosis import RunContext
 from mindtune.policies.signals import Observation
 
 __all__ = ["LogSet", "open_logs"]
-
-_RANK = re.compile(r"(?i)(rank|worker|node|device|npu|gpu|card)[_-]?(\d+)")
-"""How launchers name the logs of ranks: msrun worker_0.log, MindFormers rank_0/info.log."""
-_IN_A_FOLDER = ("signals.csv", "trainer_state.json", "worker_*.log", "rank_*/info.log",
-                "rank*.log", "*.log")  # fmt: skip
-"""What of a folder is replayed, the first of these that it holds."""
 
 
 class LogSet:
@@ -73,6 +65,13 @@ class LogSet:
         """Whether a compressed log broke off."""
         return any(stream.is_cut for stream in self.streams)
 
+    def how_read(self) -> list[str]:
+        """Say how sure the format is and what was not understood; complete after the last step.
+
+        Of several logs each thing is said once.
+        """
+        return list(dict.fromkeys(note for stream in self.streams for note in stream.notes()))
+
     def context(self) -> RunContext:
         """Return what other records tell, and what the ranks tell of each other once read."""
         ranks = self._ranks
@@ -111,61 +110,40 @@ class LogSet:
                 yield replace(observation, run=run)
 
 
-def open_logs(paths: Sequence[Path], format: str = "auto") -> LogSet:  # noqa: A002 - its word
+def open_logs(
+    paths: Sequence[Path],
+    format: str = "auto",  # noqa: A002 - the option's word
+    names: Names | None = None,
+) -> LogSet:
     """Return the observations of a run, from its log, its logs or its folder.
 
-    Several logs are those of ranks if their names differ in a rank's number alone (worker_0.log,
-    worker_1.log); otherwise they are taken one after another, in the order given.
+    Several logs are those of ranks if their names differ in a rank's number (worker_0.log,
+    worker_1.log) or their first lines are of the same step and minute; otherwise they are taken
+    one after another.
 
     Args:
         paths: Logs, or one folder: of a run of ours, a checkpoint of Hugging Face's Trainer, or
-            the log folder of msrun or MindFormers.
+            the log folder of msrun or MindFormers; `-` is standard input.
         format: Name of a reader, or `auto`.
+        names: What the log calls the signals; None: what is known.
 
     Raises:
         ConfigError: a file is missing, or no reader understands it.
     """
+    logs = open_several(paths, format, names)
+    files = [path for stream in logs.streams for path in stream.paths]
+    told = []
+    if logs.ranks is not None:
+        told = [f"{len(files)} logs were read side by side, as ranks of one run: {_names(files)}."]
+    elif len(files) > 1:
+        told = [f"{len(files)} logs were read one after another, as one run: {_names(files)}."]
     folder = paths[0] if len(paths) == 1 and paths[0].is_dir() else None
-    logs = _in_folder(folder) if folder is not None else list(paths)
-    for path in logs:
-        if len(logs) > 1 and path.is_dir():
-            raise ConfigError(
-                f"several logs must be files, but {path} is a folder; name the logs in it."
-            )
-    streams = [open_log(path, format) for path in logs]
-    context = RunContext() if folder is None else _context(folder)
-    if len(streams) == 1:
-        return LogSet(streams, context=context)
-    numbers = _rank_numbers(logs)
-    if numbers is None:
-        told = f"{len(logs)} logs were read one after another, as one run: {_names(logs)}."
-        return LogSet(streams, context=context, notes=[told])
-    told = f"{len(logs)} logs were read side by side, as ranks of one run: {_names(logs)}."
-    return LogSet(streams, ranks=numbers, context=context, notes=[told])
-
-
-def _in_folder(folder: Path) -> list[Path]:
-    for pattern in _IN_A_FOLDER:
-        found = [path for path in folder.glob(pattern) if path.is_file()]
-        if found and (len(found) == 1 or _rank_numbers(found) is not None):
-            return sorted(found, key=lambda path: (_rank_numbers([path]) or [0], path.name))
-    wanted = ", ".join(_IN_A_FOLDER)
-    raise ConfigError(
-        f"{folder} must be the folder of a run, with one of {wanted} in it, but it has none of "
-        "these, or several logs that are not those of ranks; name the log itself."
+    return LogSet(
+        logs.streams,
+        ranks=logs.ranks,
+        context=RunContext() if folder is None else _context(folder),
+        notes=[*told, *logs.notes],
     )
-
-
-def _rank_numbers(paths: Sequence[Path]) -> list[int] | None:
-    """Return the ranks of logs whose names differ in these alone; None: they are no such logs."""
-    texts = [str(path) for path in paths]
-    found = [list(_RANK.finditer(text)) for text in texts]
-    if not all(found):
-        return None
-    last = [matches[-1] for matches in found]
-    rest = {t[: m.start(2)] + t[m.end(2) :] for t, m in zip(texts, last, strict=True)}
-    numbers = [int(match[2]) for match in last]
-    return numbers if len(rest) == 1 and len(set(numbers)) == len(numbers) else None
 
 
 def _names(paths: Sequence[Path]) -> str:

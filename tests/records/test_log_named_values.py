@@ -220,7 +220,7 @@ def test_a_table_of_another_program(read):
 def test_tables_with_other_separators_and_truth_values(read):
     log = read("step\tloss\toverflow\n1\t2.5\tTrue\n2\t2.25\tFalse\n")
     assert column(log, "overflow") == [1.0, 0.0]
-    assert column(read("step;loss\n1;2.5\n2;2.25"), "loss") == [2.5, 2.25]
+    assert column(read("step;loss\n1;2.5\n2;2.25\n"), "loss") == [2.5, 2.25]
 
 
 def test_own_signals_are_read_back_whole(tmp_path):

@@ -18,6 +18,7 @@ from mindtune.controller.records.log_readers.key_value import parse_line
 from mindtune.controller.records.log_readers.reader import (
     INTEGER,
     NUMBER,
+    VALUE,
     LogFormat,
     LogReader,
     Record,
@@ -30,22 +31,22 @@ from mindtune.policies.signals import Observation
 __all__ = ["DEEPSPEED"]
 
 _ENGINE = re.compile(
-    rf"\[Rank (\d+)\] step=({INTEGER}), skipped=({INTEGER}), lr=\[ *({NUMBER})?[^\]]*\]"
+    rf"\[Rank (\d+)\] step=({INTEGER}), skipped=({INTEGER}), lr=\[ *({VALUE})?[^\]]*\]"
 )
 _TIMER = re.compile(
     rf"global_step=({INTEGER}), RunningAvgSamplesPerSec=.*?CurrSamplesPerSec={NUMBER}"
     rf"(?:, MemAllocated=({NUMBER})GB)?"
 )
 _PIPELINE = re.compile(
-    rf"\bsteps: ({INTEGER}) loss: ({NUMBER}) iter time \(s\): ({NUMBER}) samples/sec:"
+    rf"\bsteps: ({INTEGER}) loss: ({VALUE}) iter time \(s\): ({VALUE}) samples/sec:"
 )
 _PPO = re.compile(
     rf"epoch: ({INTEGER}) ?\| ?step: ({INTEGER}) ?\| ?ppo.?ep(?:och)?: ?\d+ ?\| ?"
-    rf"act(?:or)?[_ ]loss: ?({NUMBER})",
+    rf"act(?:or)?[_ ]loss: ?({VALUE})",
     re.IGNORECASE,
 )
 _LATENCY = re.compile(rf"(?:E2E latency=|End-to-End => Latency: ?)({NUMBER}) ?s\b")
-_PERPLEXITY = re.compile(rf"^\s*ppl: ({NUMBER})")
+_PERPLEXITY = re.compile(rf"^\s*ppl: ({VALUE})")
 _OTHER_RANK = re.compile(r"\bRank: ([1-9]\d*)\b")
 _OWN_NAME = "deepspeed"
 """Lines of a script are taken as DeepSpeed's once the log has named it."""

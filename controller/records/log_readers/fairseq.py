@@ -16,6 +16,7 @@ from typing import Any
 from mindtune.controller.records.log_readers import fields
 from mindtune.controller.records.log_readers.reader import (
     NUMBER,
+    VALUE,
     LogFormat,
     LogReader,
     Record,
@@ -28,10 +29,12 @@ from mindtune.policies.signals import Observation
 __all__ = ["FAIRSEQ"]
 
 _JSON = re.compile(r"\| *(train_inner|train|valid\w*|[\w-]*valid[\w-]*) *\| *(\{.*\})\s*$")
-_PLAIN = re.compile(r"\bepoch (\d+): +(\d+) / (\d+) (.*)")
+_PLAIN = re.compile(r"\bepoch \d+: +\d+ / \d+ ")
 _SUMMARY = re.compile(r"\| *(?:valid \| )?epoch \d+ \| (.*)")
-_PAIR = re.compile(rf"(?<![a-z_])([a-z_]+)[= ]({NUMBER})(?=[,|\s]|$)")
-_OVERFLOW = re.compile(rf"overflow detected, ignoring gradient, setting loss scale to: ({NUMBER})")
+_PAIR = re.compile(rf"(?<![a-z_])([a-z_]+)[= ]({NUMBER})(?=,)")
+"""The last one, a time of the process, is left out: a line may have been cut there."""
+_SUMMARY_PAIR = re.compile(rf"(?<![a-z_])([a-z_]+) ({NUMBER})(?= *\||\s*$)")
+_OVERFLOW = re.compile(rf"overflow detected, ignoring gradient, setting loss scale to: ({VALUE})")
 _FACTOR = 2.0
 """The scale that overflowed is twice the one that the note sets."""
 _MOST_LEFT = 64
@@ -57,12 +60,12 @@ class _Reader:
             except (ValueError, RecursionError):
                 return None
             return self._told(found[1], told) if isinstance(told, dict) else None
-        plain = _PLAIN.search(line)
-        if plain is not None:
-            return self._told("train_inner", dict(_PAIR.findall(plain[4])))
+        heads = list(_PLAIN.finditer(line))
+        if heads:  # of two lines in one the second is whole
+            return self._told("train_inner", _pairs(_PAIR.findall(line[heads[-1].end() :])))
         summary = _SUMMARY.search(line) if "num_updates" in line else None
         if summary is not None:
-            told = dict(_PAIR.findall(summary[1]))
+            told = _pairs(_SUMMARY_PAIR.findall(summary[1]))
             return self._told("valid" if "valid" in line else "train", told)
         return None
 
@@ -113,6 +116,12 @@ class _Reader:
             tokens_per_s=rate or None,
             step_time_s=words / rate if words and rate and math.isfinite(rate) else None,
         )
+
+
+def _pairs(told: list[tuple[str, str]]) -> dict[str, str]:
+    """Return what a plain line names; nothing, if two lines were written into one."""
+    updates = {value for name, value in told if name == "num_updates"}
+    return dict(reversed(told)) if len(updates) == 1 else {}  # the first of a name holds
 
 
 def _number(told: dict[str, Any], *names: str) -> float | None:

@@ -14,8 +14,10 @@ from collections.abc import Sequence
 
 from mindtune.controller.records.log_readers import fields
 from mindtune.controller.records.log_readers.reader import (
+    ENDS,
     INTEGER,
     NUMBER,
+    VALUE,
     LogFormat,
     LogReader,
     Record,
@@ -25,13 +27,11 @@ from mindtune.policies.signals import Observation
 
 __all__ = ["LLM_C", "NANO_GPT"]
 
-_MAIN = re.compile(
-    rf"^\s*s:({INTEGER}) (tel|trl):({NUMBER})(?: lr:({NUMBER}))?(?: norm:({NUMBER}))?"
-)
-_CONSOLE = re.compile(rf"^\s*step +({INTEGER})/{INTEGER} ?[|:] *(?:train )?loss ({NUMBER})")
-_CONSOLE_PARTS = re.compile(rf"\| *(norm|lr)? *({NUMBER}) *(ms|% bf16 MFU|tok/s)?")
+_MAIN = re.compile(rf"^\s*s:({INTEGER}) (tel|trl):({VALUE})(?: lr:({VALUE}))?(?: norm:({VALUE}))?")
+_CONSOLE = re.compile(rf"^\s*step +({INTEGER})/{INTEGER} ?[|:] *(?:train )?loss ({VALUE})")
+_CONSOLE_PARTS = re.compile(rf"\| *(norm|lr)? *({NUMBER})(?: *(ms|% bf16 MFU|tok/s)\b|{ENDS})")
 _OLD_TIME = re.compile(rf"\(({NUMBER}) ms, ({NUMBER}) tok/s\)")
-_VALIDATION = re.compile(rf"^\s*val loss ({NUMBER})")
+_VALIDATION = re.compile(rf"^\s*val loss ({VALUE})")
 
 
 class _LlmCReader:
@@ -83,12 +83,12 @@ class _LlmCReader:
 
 
 _ITER = re.compile(
-    rf"^\s*iter ({INTEGER}): loss ({NUMBER}), time ({NUMBER})ms(?:, mfu ({NUMBER})%)?"
+    rf"^\s*iter ({INTEGER}): loss ({NUMBER}), time ({NUMBER})ms\b(?:, mfu ({NUMBER})%)?"
 )
-_ESTIMATE = re.compile(rf"^\s*step ({INTEGER}): train loss {NUMBER}, val loss ({NUMBER})")
+_ESTIMATE = re.compile(rf"^\s*step ({INTEGER}): train loss {NUMBER}, val loss ({VALUE})")
 _SPEED_RUN = re.compile(
-    rf"^\s*step:({INTEGER})/{INTEGER} (train_loss|val_loss):({NUMBER})"
-    rf"(?: train_time:({NUMBER})ms)?"
+    rf"^\s*step:({INTEGER})/{INTEGER} (train_loss|val_loss):({VALUE})"
+    rf"(?: train_time:({NUMBER})ms\b)?"
 )
 _NO_MFU = -100.0
 """nanoGPT prints this before its first measurement."""

@@ -137,7 +137,10 @@ def _after_separators(text: str, position: int) -> int:
 
 
 _DICTIONARY = re.compile(r"\{ *'[^{}]*\}")
-_PAIR = re.compile(rf"'([\w/.@-]+)': *'?({NUMBER})'?(?= *[,}}])")
+_PAIR = re.compile(rf"'([\w/.@-]+)': *'?({NUMBER})(?:/\d+)?'?(?= *[,}}])")
+_STEPS = ("step", "global_step/max_steps", "global_step")
+"""ms-swift prints `'global_step/max_steps': '5/100'`."""
+_MOST_DIGITS = 15
 _BAR = re.compile(rf"\d%\|[^|]*\| *({INTEGER})/({INTEGER}) ")
 
 
@@ -148,6 +151,7 @@ class _ConsoleReader:
         self._bar: tuple[int, int] | None = None
         self._of_steps: int | None = None
         self._last = 0
+        self._names_step = False
 
     def feed(self, line: str) -> Sequence[Record] | None:
         if self._events.feed(line):
@@ -158,7 +162,8 @@ class _ConsoleReader:
         if found is None:
             return None
         entry = dict(_PAIR.findall(found[0]))
-        if "epoch" not in entry and "step" not in entry:
+        has_step = any(name in entry for name in _STEPS)
+        if not has_step and ("epoch" not in entry or self._names_step):
             return None
         told = self._entries.record(self._step(entry), entry)
         if told is None or "loss" not in entry:
@@ -174,8 +179,10 @@ class _ConsoleReader:
     def _step(self, entry: dict[str, str]) -> int:
         """Return the training bar's step; evaluation has a bar of its own, with another total."""
         training = "loss" in entry
-        if entry.get("step", "").isdigit():
-            return int(entry["step"])
+        told = next((entry[name] for name in _STEPS if name in entry), "")
+        self._names_step = self._names_step or bool(told)
+        if told.isdigit() and len(told) <= _MOST_DIGITS:
+            return int(told)
         if self._bar is not None and training and self._bar[0] > 0:
             if self._of_steps is None or self._bar[1] == self._of_steps:
                 self._of_steps = self._bar[1]
@@ -197,7 +204,7 @@ def _start_console() -> LogReader:
 
 TRAINER_STATE = LogFormat(
     "hf_trainer_state", "trainer_state.json of the Hugging Face Trainer", _start_state,
-    by_line=False,
+    by_line=False, begins_anew=True,
 )  # fmt: skip
 TRAINER_CONSOLE = LogFormat(
     "hf_trainer", "dictionaries that the Hugging Face Trainer prints", _start_console

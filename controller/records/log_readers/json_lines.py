@@ -22,16 +22,25 @@ from mindtune.controller.records.log_readers.reader import (
 __all__ = ["JSON_LINES", "LLAMA_FACTORY"]
 
 _ELAPSED = re.compile(r"(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)")
-_STEPS = (*fields.STEP_NAMES, "train_global_step", "trainer_global_step")
+_STATE = '"log_history"'
+_AROUND = " \t\r\n[],"
+"""What stands around an object where it is an element of an array, one per line."""
 
 
 class _Reader:
-    def __init__(self, marker: str) -> None:
+    def __init__(self, marker: str, names: fields.Names) -> None:
         self._marker = marker
+        self._names = names
+        self._is_state = False
 
     def feed(self, line: str) -> Sequence[Record] | None:
-        text = line.strip()
-        if not text.startswith("{") or self._marker not in text:
+        if "{" not in line or self._marker not in line or self._is_state:
+            return None
+        if _STATE in line:  # of the Trainer; its entries may stand one per line
+            self._is_state = True
+            return None
+        text = line.strip(_AROUND)
+        if not text.startswith("{"):
             return None
         try:
             told = json.loads(text)
@@ -40,14 +49,25 @@ class _Reader:
         return self._record(_flat(told)) if isinstance(told, dict) else None
 
     def _record(self, told: dict[str, Any]) -> Sequence[Record] | None:
-        step = _step(told)
+        step = self._step(told)
         if step is None:
             return None
-        signals = fields.collect(told.items())
-        if not fields.is_training(signals) and "eval_loss" not in signals:
+        signals = self._names.collect(told.items())
+        if not self._names.tells(signals):
             # The last line of LLaMA-Factory repeats the step without a loss.
             return [] if self._marker == _LLAMA_FACTORY else None
         return [Record(fields.make(step, signals), elapsed_s=_seconds(told.get("elapsed_time")))]
+
+    def _step(self, told: dict[str, Any]) -> int | None:
+        names = {fields.normal(name): value for name, value in told.items()}
+        for name in self._names.steps:
+            value = names.get(name)
+            if isinstance(value, str):
+                value = value.partition("/")[0]  # ms-swift tells it as 5/100
+            read = fields.read_value(value)
+            if read is not None and is_whole(read[0]):
+                return int(read[0])
+        return None
 
     def finish(self) -> Sequence[Record]:
         return []
@@ -64,15 +84,6 @@ def _flat(told: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _step(told: dict[str, Any]) -> int | None:
-    names = {fields.normal(name): value for name, value in told.items()}
-    for name in _STEPS:
-        read = fields.read_value(names.get(name))
-        if read is not None and is_whole(read[0]):
-            return int(read[0])
-    return None
-
-
 def _seconds(text: object) -> float | None:
     found = _ELAPSED.fullmatch(text.strip()) if isinstance(text, str) else None
     if found is None:
@@ -85,14 +96,16 @@ _LLAMA_FACTORY = '"current_steps"'
 
 
 def _start_llama_factory() -> LogReader:
-    return _Reader(_LLAMA_FACTORY)
+    return _Reader(_LLAMA_FACTORY, fields.KNOWN)
 
 
-def _start() -> LogReader:
-    return _Reader("")
+def _start(names: fields.Names = fields.KNOWN) -> LogReader:
+    return _Reader("", names)
 
 
 LLAMA_FACTORY = LogFormat(
     "llamafactory", "trainer_log.jsonl of LLaMA-Factory", _start_llama_factory, lag=3
 )
-JSON_LINES = LogFormat("jsonl", "one JSON object with a step per line", _start)
+JSON_LINES = LogFormat(
+    "jsonl", "one JSON object with a step per line", _start, mapped=_start, is_general=True
+)

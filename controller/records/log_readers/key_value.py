@@ -13,9 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mindtune.controller.records.log_readers import fields
+from mindtune.controller.records.log_readers.fields import EPOCH_NAMES
+from mindtune.controller.records.log_readers.numerals import COMMA_NUMBER, Commas
 from mindtune.controller.records.log_readers.reader import (
+    CUT,
     INTEGER,
     NUMBER,
+    VALUE,
     LogFormat,
     LogReader,
     Record,
@@ -25,26 +29,33 @@ from mindtune.controller.records.log_readers.reader import (
 
 __all__ = ["KEY_VALUE", "NamedLine", "parse_line"]
 
-_TENSOR = re.compile(r"Tensor\(shape=\[[^\]]{0,40}\], dtype=\w+, value=\s*\[?([^)\]]*)\]?\)")
-_PAIR = re.compile(
-    r"(?<![\w/.-])([A-Za-z][\w/.-]*(?: [A-Za-z][\w/-]*){0,4})"
-    r"( {0,9}[:=]| {0,9}\[| ) {0,9}[\[(]? {0,9}"
-    rf"((?:{NUMBER}|(?i:True|False)\b)(?: ?(?:ms|sec|s|%)(?![\w/]))?)(?: */ *({INTEGER}))?"
-    r"(?= {0,9}([^ ]?))"
+_TENSOR = re.compile(
+    r"Tensor\(shape=\[[^\]]{0,40}\], dtype=\w+, value=\s*\[?([^)\]]*)\]?\)"
+    rf"|(?:\btensor|\bnp\.\w{{1,20}})\(({NUMBER})(?:, *\w+=[^()]{{0,60}})*\)"
 )
-"""Name, sign, value with unit, total, and what follows. Spaces are counted, since a pattern that
-may take any number of them twice needs the square of their number."""
+"""A value inside what Python makes of a tensor, or of a number of NumPy."""
+_PAIR = re.compile(
+    r"(?<![\w/.-])([A-Za-z][\w/.-]*(?: [A-Za-z][\w/-]*){0,4}(?: ?\([\w /%]{1,12}\))?)"
+    r"( {0,9}[:=\uff1a]| {0,9}\[| ) {0,9}([\[(])? {0,9}"
+    rf"((?:{COMMA_NUMBER}|{NUMBER}(?(3)|(?!,\d))|(?i:True|False)\b)"
+    r"(?: ?(?:ms|sec|s|%)(?![\w/]))?)"
+    rf"(?: */ *({COMMA_NUMBER}|{NUMBER}|\?+))?"
+    r"(?=\.?(?:[\s,;|)\]}>(\"']|:\s|$))(?= {0,9}([^ ]?))"
+)
+"""Name, sign, bracket, value with unit, total, and what follows. Spaces are counted, since a
+pattern that may take any number of them twice needs the square of their number."""
 _TELLING = frozenset({"loss", "grad_norm", "step_time_s", "eval_loss"})
 """Without one of these a line is no data line: many a line of a set-up names a step and a rate."""
 _TIME = re.compile(rf"(?<![\w.])time: *({NUMBER})(?![\w.:])")
-_COUNTS = frozenset((*fields.STEP_NAMES, *fields.EPOCH_NAMES))
 _MOST_WORDS = 4
+_MOST_DIGITS = 15
+_MOST_PHRASES = 4096
 _VERBS = (" is", " are")
 _ENDS = "|,;:)]"
 """What follows a value that stands after its name without a sign between, as in `step 3 | ...`.
 In a sentence another word follows."""
 _TUPLE = re.compile(
-    rf"\b(?:loss|outputs?)(?:[:=]| is| are)?\s*\(\s*({NUMBER}), *(True|False), *({NUMBER})",
+    rf"\b(?:loss|outputs?)(?:[:=]| is| are)?\s*\(\s*({NUMBER}), *(True|False), *({VALUE})",
     re.IGNORECASE,
 )
 _OF_EPOCH = re.compile(
@@ -54,10 +65,19 @@ _OF_EPOCH = re.compile(
 )
 """mmengine and mmcv: `Epoch(train) [1][240/735] lr: ... time: 2.9 data_time: 0.004 loss: 2.5`; its
 `time` is that of a step."""
+_RUN_IN = re.compile(
+    r"[a-z0-9.](?:step|iter|iteration|epoch)\b(?= {0,3}[:=\[] {0,3}\d)", re.IGNORECASE
+)
+"""A step named right behind a letter or digit (`lostep: 6`), where another line may begin."""
 _PLAIN = frozenset({"", "info", "train", "training", "step", "debug", "the"})
-_EVALUATES = re.compile(r"\b(?:val|valid|validation|eval|evaluation|test)\b", re.IGNORECASE)
+_EVALUATES = re.compile(
+    r"(?<![\w/.-])(?:val|valid(?:at\w+)?|eval(?:uat\w+)?|test(?:ing)?)(?![\w/.-])", re.IGNORECASE
+)
+"""As a word of its own: a path may name a test."""
+_OF_ALL = "[step="
+"""OLMo counts steps on over its epochs."""
 _OVERFLOWED = re.compile(
-    rf"\boverflow, (still update|drop (?:the )?step|skip)\b(?:.*loss scale adjust to ({NUMBER}))?"
+    rf"\boverflow, (still update|drop (?:the )?step|skip)\b(?:.*loss scale adjust to ({VALUE}))?"
 )
 """mindyolo and MindONE, before the line of the step: whether the update was applied all the same,
 and the scale of the next step."""
@@ -71,33 +91,57 @@ class NamedLine:
     step: int | None = None
     of_steps: int | None = None
     signals: dict[str, float] = field(default_factory=dict)
+    repeats: bool = False
+    """Whether it gives two values under one name, as two lines do that were written into one."""
 
 
-def parse_line(line: str) -> NamedLine:
-    """Return what a line names; nothing, where it names nothing that is known."""
+def parse_line(
+    line: str, names: fields.Names = fields.KNOWN, commas: Commas | None = None
+) -> NamedLine:
+    """Return what a line names; nothing, where it names nothing that is known.
+
+    Args:
+        line: the line.
+        names: which names stand for which signals.
+        commas: how the log writes numbers; None: as this line does.
+    """
     named = NamedLine()
-    if "Tensor(" in line:
-        line = _TENSOR.sub(r"\1", line)
+    commas = commas or Commas()
+    commas.note(line)
+    if "ensor(" in line or "np." in line:
+        line = _TENSOR.sub(lambda found: found[1] or found[2], line)
     pairs: list[tuple[str, object]] = []
     steps: dict[str, tuple[int, int | None]] = {}
+    values: dict[str, str] = {}
+    named.repeats = _RUN_IN.search(line) is not None
     signs = "|" in line
-    for words, sign, value, total, following in _PAIR.findall(line):
+    for words, sign, bracket, told, total, following in _PAIR.findall(line):
+        value: str | None = told
         bare = not sign.strip() and not words.endswith(_VERBS)
         if bare and not total and following.strip() not in _ENDS:
             continue
-        name, before = _known(words)
-        signs = signs or not (bare or name in _COUNTS)
-        if name in _COUNTS:
-            if value.isdigit():
-                steps.setdefault(name, (int(value), int(total) if total else None))
-        elif name and not (name.endswith("loss") and before not in _PLAIN):
+        if "," in told:
+            value = told.partition(",")[0] if bracket else commas.plain(told)
+        name, before = _known(words, names)
+        if not name or value is None:
+            continue
+        is_count = name in names.steps or name in EPOCH_NAMES
+        signs = signs or not (bare or is_count)
+        if is_count:
+            if value.isdigit() and len(value) <= _MOST_DIGITS:
+                count = int(value), int(total) if total.isdigit() else None
+                same = steps.setdefault(name, count)[0] == count[0] or before not in _PLAIN
+                named.repeats = named.repeats or not same
+        elif not (name.endswith("loss") and before not in _PLAIN):
             pairs.append((name, value))
-    named.signals = fields.collect(pairs) if signs else {}
+            same = values.setdefault(name, value) == value or before not in _PLAIN
+            named.repeats = named.repeats or not same
+    named.signals = names.collect(pairs) if signs else {}
     whole = _TUPLE.search(line)
     if whole is not None:  # what MindSpore's cells with loss scale return
-        told = fields.collect([("loss", whole[1]), ("overflow", whole[2]), ("scale", whole[3])])
-        named.signals = {**named.signals, **told}
-    for name in fields.STEP_NAMES:
+        parts = [("loss", whole[1]), ("overflow", whole[2]), ("scale", whole[3])]
+        named.signals = {**named.signals, **fields.collect(parts)}
+    for name in names.steps:
         if name in steps:
             named.step, named.of_steps = steps[name]
             break
@@ -110,30 +154,43 @@ def parse_line(line: str) -> NamedLine:
         time = _TIME.search(line)
         if time is not None and "data_time_s" in named.signals:
             named.signals["step_time_s"] = number(time[1])
-    named.epoch = next((steps[name][0] for name in fields.EPOCH_NAMES if name in steps), None)
+    if _OF_ALL not in line:
+        named.epoch = next((steps[name][0] for name in EPOCH_NAMES if name in steps), None)
     if "loss" in named.signals and _EVALUATES.search(line):
         loss = named.signals.pop("loss")
         named.signals = {"eval_loss": named.signals.get("eval_loss", loss)}
     return named
 
 
-def _known(words: str) -> tuple[str, str]:
+def _known(words: str, names: fields.Names) -> tuple[str, str]:
     """Return the known name that words end with, the longest one, and the word before it.
 
     A loss with another word before it is that of a part: `box loss`.
     """
+    found = names.phrases.get(words)
+    if found is None:
+        if len(names.phrases) >= _MOST_PHRASES:
+            names.phrases.clear()
+        found = names.phrases[words] = _find(words, names)
+    return found
+
+
+def _find(words: str, names: fields.Names) -> tuple[str, str]:
     parts = words.lower().split(" ")
     if parts[-1] in ("is", "are"):
         parts.pop()
     for count in range(min(_MOST_WORDS, len(parts)), 0, -1):
         name = fields.normal("_".join(parts[-count:]))
-        if name in _COUNTS or fields.is_signal(name):
+        if name in names.steps or name in EPOCH_NAMES or names.is_signal(name):
             return name, parts[-count - 1] if len(parts) > count else ""
     return "", ""
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, names: fields.Names) -> None:
+        self._names = names
+        self._telling = _TELLING | names.mapped
+        self._commas = Commas()
         self._counter = StepCounter()
         self._header: NamedLine | None = None
         self._overflow: dict[str, float] = {}
@@ -141,6 +198,9 @@ class _Reader:
         self._scale: float | None = None
         self._clean = False
         self._tells_next_scale = False
+        self._single = 0
+        self._repeating = 0
+        self._has_steps = False
 
     def feed(self, line: str) -> Sequence[Record] | None:
         overflowed = _OVERFLOWED.search(line) if "overflow, " in line else None
@@ -150,7 +210,9 @@ class _Reader:
             if overflowed[2]:
                 self._overflow.update(fields.collect([("loss_scale", overflowed[2])]))
             return []
-        named = parse_line(line)
+        named = parse_line(line, self._names, self._commas)
+        if named.repeats and self._is_two_lines():
+            return None
         if named.step is None and named.epoch is None:
             if self._header is None or line[:1] not in (" ", "\t") or not named.signals:
                 return None
@@ -161,8 +223,14 @@ class _Reader:
             return None
         else:
             self._header = None
-        if not _TELLING & set(named.signals):
+        if not self._telling & named.signals.keys():
             return None
+        if named.step is None and CUT in line:
+            return None  # it lost its step
+        if named.step is None and self._has_steps:
+            return []  # a summary of an epoch
+        self._has_steps = self._has_steps or named.step is not None
+        self._single += not named.repeats
         step = self._step(named)
         signals = {**self._overflow, **named.signals}
         self._overflow = {}
@@ -172,6 +240,11 @@ class _Reader:
         # A step that is the first of its run holds the compilation, and so its time.
         phase = "compile" if step <= 1 and "step_time_s" in signals else None
         return [Record(fields.make(step, signals, phase=phase))]
+
+    def _is_two_lines(self) -> bool:
+        """Tell whether a line that repeats a name is two; not where most lines of a log do."""
+        self._repeating += 1
+        return self._repeating <= self._single
 
     def _used_scale(self, step: int, signals: dict[str, float]) -> float:
         """Return the scale that acted, from a printed one that may be that of the next step.
@@ -196,12 +269,14 @@ class _Reader:
         return []
 
 
-def _start() -> LogReader:
-    return _Reader()
+def _start(names: fields.Names = fields.KNOWN) -> LogReader:
+    return _Reader(names)
 
 
 KEY_VALUE = LogFormat(
     "key_value",
     "lines that name step, loss and other values (MindSpore model zoo, mindyolo, torchtitan, ...)",
     _start,
+    mapped=_start,
+    is_general=True,
 )

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from mindtune.controller.records.log_readers import fields
 from mindtune.controller.records.log_readers.reader import (
+    CUT,
     INTEGER,
     NUMBER,
     LogFormat,
@@ -63,14 +64,16 @@ class _Reader:
     def feed(self, line: str) -> Sequence[Record] | None:
         if self._events.feed(line):
             return []
-        if _HEAD.search(line) is not None:
-            records = self._finish_pieces()
-            self._pieces = [line.rstrip("\n")]
-        elif self._pieces:
-            records = []
-            self._pieces.append(line.rstrip("\n"))
-        else:
+        heads = [head.start() for head in _HEAD.finditer(line)] if "iteration" in line else []
+        if not heads and not self._pieces:
             return self._validation(line)
+        records: list[Record] = []
+        if not heads:
+            self._pieces.append(line.rstrip("\n"))
+        for start, end in zip(heads, [*heads[1:], len(line)], strict=False):
+            # Several heads: one rank wrote into the line of another. Each is read up to the next.
+            records += self._finish_pieces()
+            self._pieces = [line[start:end].rstrip("\n")]
         if _COMPLETE.search("".join(self._pieces)) is not None:
             return [*records, *self._finish_pieces()]
         if len(self._pieces) >= _WRAPPED:
@@ -93,13 +96,16 @@ class _Reader:
             return []
         values: dict[str, str] = {}
         # The last part is empty, or the cut end of a truncated line.
-        for part in text[head.end() :].split("|")[:-1]:
+        parts = text[head.end() :].split("|")[:-1]
+        for part in parts:
             name, colon, value = part.partition(":")
             if colon:
                 values.setdefault(fields.normal(name), value.strip())
         if not values:
             return []
-        complete = _COMPLETE.search(text) is not None
+        # Only a record without damage can tell a loss by not naming it.
+        intact = CUT not in text and all(":" in part for part in parts)
+        complete = intact and _COMPLETE.search(text) is not None
         return [Record(self._observation(int(head[1]), values, complete=complete))]
 
     def _observation(

@@ -12,7 +12,8 @@ for that, so memory is bounded. A step that goes back is one of three things:
   the one before. So it does where the line's own clock starts anew.
 
 A line without a time is a repeated one if it repeats the newest step, or one of the `lag` steps
-before it that is not the first of its segment.
+before it that is not the first of its segment. Where a launcher names the rank of each line, it
+tells: another rank repeats a step, the same one restarts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 from mindtune.controller.records.log_readers.reader import Record
 from mindtune.policies.signals import Observation
 
-__all__ = ["TimedRecord", "merge_records"]
+__all__ = ["TimedRecord", "merge_records", "merged"]
 
 _HELD = 64
 _NEAR_S = 60.0
@@ -49,6 +50,8 @@ class TimedRecord:
 
     record: Record
     written_s: float | None = None
+    rank: int | None = None
+    """Who wrote it, where a launcher says so."""
 
 
 @dataclass
@@ -85,6 +88,8 @@ class _Merger:
         self._interval_s = 0.0
         self._elapsed_s: float | None = None
         self._evaluated: Observation | None = None
+        self._of_rank: dict[int, int] = {}
+        """Rank -> its newest step in this segment."""
 
     def take(self, timed: TimedRecord) -> Iterator[Observation]:
         """Take one record, and yield the steps that nothing can be added to any more."""
@@ -98,11 +103,13 @@ class _Merger:
                 yield from self._restart()
             self._told_run = told
         elif self._last_step >= 0:
-            kind = self._kind(timed)
+            kind = self._kind(timed) if timed.rank is None else self._kind_of_rank(timed)
             if kind == "copy":
                 return
             if kind == "restart":
                 yield from self._restart()
+        if timed.rank is not None:
+            self._of_rank[timed.rank] = observation.step
         yield from self._hold(timed)
 
     def flush(self) -> Iterator[Observation]:
@@ -136,6 +143,15 @@ class _Merger:
         just_before = list(self._held)[-1 - self._lag : -1]
         return "same" if step in just_before and step != self._first_step else "restart"
 
+    def _kind_of_rank(self, timed: TimedRecord) -> str:
+        step = timed.record.observation.step
+        before = self._of_rank.get(timed.rank or 0)
+        if before is not None and step < before:
+            return "restart"
+        if step > self._last_step:
+            return "new"
+        return "same" if step in self._held else "copy"
+
     def _restart(self) -> Iterator[Observation]:
         yield from self.flush()
         self._run += 1
@@ -143,6 +159,7 @@ class _Merger:
         self._last_step = -1
         self._elapsed_s = None
         self._first_written_s = self._last_written_s = None
+        self._of_rank.clear()
 
     def _hold(self, timed: TimedRecord) -> Iterator[Observation]:
         observation, written_s = timed.record.observation, timed.written_s
@@ -151,7 +168,7 @@ class _Merger:
             self._elapsed_s = max(timed.record.elapsed_s, self._elapsed_s or 0.0)
         held = self._held.get(step)
         if held is not None:
-            held.observation = _merged(held.observation, observation)
+            held.observation = merged(held.observation, observation)
             return
         if self._first_step is None:
             self._first_step = step
@@ -165,7 +182,7 @@ class _Merger:
         segment = self._run if observation.run is None else observation.run
         observation = _changed(observation, {"run": segment})
         if self._evaluated is not None:
-            observation = _merged(observation, self._evaluated)
+            observation = merged(observation, self._evaluated)
             self._evaluated = None
         self._held[step] = _Held(observation, written_s)
         if len(self._held) > _HELD:
@@ -179,7 +196,7 @@ class _Merger:
             self._evaluated = observation
             return
         held = self._held.get(step) or self._held[next(reversed(self._held))]
-        held.observation = _merged(held.observation, observation)
+        held.observation = merged(held.observation, observation)
 
 
 def _only_evaluates(observation: Observation) -> bool:
@@ -188,7 +205,7 @@ def _only_evaluates(observation: Observation) -> bool:
     return all(getattr(observation, name) is None for name in _NAMES if name not in _EVALUATION)
 
 
-def _merged(first: Observation, second: Observation) -> Observation:
+def merged(first: Observation, second: Observation) -> Observation:
     """Return what both say of one step: the first word holds, but no bad news is lost."""
     changes: dict[str, Any] = {}
     for name in _NAMES:

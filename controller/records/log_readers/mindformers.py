@@ -20,7 +20,6 @@ from mindtune.controller.records.log_readers.reader import (
     LogFormat,
     LogReader,
     Record,
-    StepCounter,
     flag,
     number,
 )
@@ -32,17 +31,25 @@ _STEP = re.compile(
     rf"(?:\{{ ?|(?=Epoch))(?:Epoch: ?\[ *(?P<epoch>{INTEGER})/ *\d+\], *)?"
     rf"step: ?\[ *(?P<step>{INTEGER})/ *(?P<steps>{INTEGER})\], "
 )
-_LOSS = re.compile(rf"\bloss: *\[? *({NUMBER})")
-_TIME = re.compile(rf"\b(?:per_step_)?time: *({NUMBER}) *ms")
-_RATE = re.compile(rf"\blr: *\[? *({NUMBER})")
-_OVERFLOW = re.compile(r"\boverflow cond: *\[? *(True|False)")
-_SCALE = re.compile(rf"\bloss_scale: *\[? *({NUMBER})")
-_NORM = re.compile(
-    rf"\b(?:global_norm|grad_norm):? *(?:\[ *({NUMBER}) *\]|({NUMBER}))(?= *[,}}]|\s*$)"
+_NEXT = re.compile(r"\}|\bEpoch: ?\[|\bstep: ?\[")
+"""The end of a record, or where another one begins."""
+_INSIDE = r"(?= *[,\]])"
+"""What follows a value inside a record. A line end does not: a terminal may have cut it there."""
+_LOSS = re.compile(
+    rf"\bloss: *(?:\[ *({NUMBER})(?= *(?:/ *(?:{NUMBER})? *\]|\]))|({NUMBER}){_INSIDE})"
 )
-_SKIPPED = re.compile(r"\bis_skip: *\[? *(True|False)")
+_TIME = re.compile(rf"\b(?:per_step_)?time: *({NUMBER}) *ms\b")
+_RATE = re.compile(rf"\blr: *\[? *({NUMBER}){_INSIDE}")
+_OVERFLOW = re.compile(r"\boverflow cond: *\[? *(True|False)\b")
+_SCALE = re.compile(rf"\bloss_scale: *\[? *({NUMBER})(?:{_INSIDE}|(?<=\.\d)\s*$)")
+"""The last value of an old record; a scale is printed with one digit behind the point."""
+_NORM = re.compile(
+    rf"\bglobal_norm:? *\[ *({NUMBER}) *\](?= *[,}}]|\s*$)"
+    rf"|\b(?:global|grad)_norm: *({NUMBER})(?= *[,}}])"
+)
+_SKIPPED = re.compile(r"\bis_skip: *\[? *(True|False)\b")
 _SKIP_LINE = re.compile(
-    rf"\bskip_data_grad_norm_threshold: *({NUMBER}), *is_skip: *\[? *(True|False)"
+    rf"\bskip_data_grad_norm_threshold: *({NUMBER}), *is_skip: *\[? *(True|False)\b"
 )
 _NO_NORM = "NaN"
 _SCALE_FACTOR = 2.0
@@ -51,16 +58,22 @@ _SCALE_FACTOR = 2.0
 
 class _Reader:
     def __init__(self) -> None:
-        self._counter = StepCounter()
         self._last: int | None = None
         self._scale: float | None = None
 
     def feed(self, line: str) -> Sequence[Record] | None:
-        head = _STEP.search(line) if "step:" in line and "loss" in line else None
-        if head is None:
+        if "step:" not in line or "loss" not in line:
             return self._skip(line)
-        epoch = int(head["epoch"]) if head["epoch"] else None
-        step = self._counter.count(epoch, int(head["step"]), int(head["steps"]))
+        heads = list(_STEP.finditer(line))
+        if not heads:
+            return self._skip(line)
+        # Several heads: one rank wrote into the line of another. Each is read up to the next.
+        return [self._record(head, _own_part(line, head.end())) for head in heads]
+
+    def _record(self, head: re.Match[str], line: str) -> Record:
+        step = int(head["step"])
+        if head["epoch"]:
+            step += max(0, int(head["epoch"]) - 1) * int(head["steps"])
         starts = self._last is None or step < self._last
         follows = self._last is not None and step == self._last + 1
         overflow = _flag(_OVERFLOW, line)
@@ -85,7 +98,7 @@ class _Reader:
             loss_scale=used,
             grad_norm=_norm(line),
         )
-        return [Record(observation)]
+        return Record(observation)
 
     def _skip(self, line: str) -> Sequence[Record] | None:
         """Read the line about skipped data, which follows that of its step."""
@@ -103,6 +116,11 @@ class _Reader:
         return []
 
 
+def _own_part(line: str, start: int) -> str:
+    end = _NEXT.search(line, start)
+    return line[start:] if end is None else line[start : end.end()]
+
+
 def _norm(line: str) -> float | None:
     """Return the norm; None for a list of several numbers, as a lost decimal point makes one."""
     found = _NORM.search(line)
@@ -113,7 +131,7 @@ def _norm(line: str) -> float | None:
 
 def _value(pattern: re.Pattern[str], line: str) -> float | None:
     found = pattern.search(line)
-    return None if found is None else number(found[1])
+    return None if found is None else number(found[found.lastindex or 1])
 
 
 def _flag(pattern: re.Pattern[str], line: str) -> float | None:

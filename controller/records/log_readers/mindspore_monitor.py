@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from mindtune.controller.records.log_readers.reader import (
     INTEGER,
     NUMBER,
+    VALUE,
     LogFormat,
     LogReader,
     Record,
@@ -25,14 +26,15 @@ from mindtune.policies.signals import Observation
 __all__ = ["MINDSPORE_MONITOR"]
 
 _LOSS = re.compile(
-    rf"\bepoch: *({INTEGER}),? +step: *({INTEGER}), *loss is *[\[(]? *"
-    rf"(?:Tensor\([^)]*value= *)?({NUMBER})",
+    rf"\bepoch: *({INTEGER}),? +(?:step: *({INTEGER}), *)?loss is *[\[(]? *"
+    rf"(?:Tensor\([^)]*value= *\[?)?({NUMBER})(?=[,;)\]]|\s*$)",
     re.IGNORECASE,
 )
 _TIME = re.compile(
-    rf"\bper step time: *({NUMBER}) *ms(?:, *(?:avg|mean) loss: *({NUMBER}))?", re.IGNORECASE
+    rf"\bper step time: *({NUMBER}) *ms\b(?:, *(?:avg|mean) loss: *({VALUE}))?", re.IGNORECASE
 )
-_EPOCH_TIME = "poch time"
+_EPOCH = "poch:"
+_TIMES = ("poch time", "nterval time")
 
 
 class _Reader:
@@ -45,12 +47,9 @@ class _Reader:
     def feed(self, line: str) -> Sequence[Record] | None:
         found = _LOSS.search(line) if "loss is" in line else None
         if found is not None:
-            step = self._counter.count(int(found[1]), int(found[2]))
-            starts = step == 1
-            self._last = step
-            phase = "compile" if starts else None
-            return [Record(Observation(step=step, loss=number(found[3]), phase=phase))]
-        timed = _TIME.search(line) if _EPOCH_TIME in line else None
+            # Where another rank wrote into the line, the rest of its number may end it.
+            return None if line.count(_EPOCH) > 1 else [self._loss(found)]
+        timed = _TIME.search(line) if any(word in line for word in _TIMES) else None
         if timed is None:
             return None
         time_s = number(timed[1]) / 1000
@@ -62,6 +61,14 @@ class _Reader:
         loss = number(timed[2]) if timed[2] else None
         observation = Observation(step=self._epochs, loss=loss, step_time_s=time_s, phase=phase)
         return [Record(observation)]
+
+    def _loss(self, found: re.Match[str]) -> Record:
+        # A script that sinks all of an epoch prints one line per epoch, and no step.
+        epoch = int(found[1])
+        step = self._counter.count(epoch, int(found[2])) if found[2] else epoch
+        self._last = step
+        phase = "compile" if step == 1 else None
+        return Record(Observation(step=step, loss=number(found[3]), phase=phase))
 
     def finish(self) -> Sequence[Record]:
         return []

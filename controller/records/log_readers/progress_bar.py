@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from mindtune.controller.records.log_readers import fields
 from mindtune.controller.records.log_readers.reader import (
+    CUT,
     INTEGER,
     NUMBER,
     LogFormat,
@@ -24,13 +25,13 @@ from mindtune.policies.signals import Observation
 __all__ = ["PROGRESS_BAR"]
 
 _BAR = re.compile(
-    rf"%\|[^|]*\| *(?P<n>{INTEGER})/(?P<of>{INTEGER}) *\[(?P<rest>[^\]]*)\]?"
-    rf"(?P<tail>.*)"
+    rf"%\|[^|]*\| *(?P<n>{INTEGER})/(?P<of>{INTEGER}) *\[(?P<rest>[^\]]*)"
+    rf"(?:\](?P<tail>.*))?"
 )
 _HEAD = 200
 _LONGEST = 2000
 """Characters of a bar and of what stands before it; a bar is as wide as a screen."""
-_RATE = re.compile(rf"({NUMBER}) *(it/s|s/it)")
+_RATE = re.compile(rf"(?<![\d.,])({NUMBER}) *(it/s|s/it)\b")
 _PAIR = re.compile(rf"([A-Za-z][\w/ -]*?)[=:] *({NUMBER})(?=[,\]\s]|$)")
 _EPOCH = re.compile(rf"\bepoch\W*({INTEGER})", re.IGNORECASE)
 _EVALUATES = re.compile(r"\b(?:val|valid\w*|eval\w*|test\w*)\b", re.IGNORECASE)
@@ -50,12 +51,13 @@ class _Reader:
         if found is None:
             return None
         head = line[max(0, start - _HEAD) : start]
-        pairs = [(name.strip(), value) for name, value in _PAIR.findall(
-            found["rest"] + "," + found["tail"])]  # fmt: skip
-        signals = fields.collect(pairs)
+        tail = found["tail"]
+        # A bar is cut to the width of the screen, perhaps inside its last number.
+        text = found["rest"] + (CUT if tail is None else f",{tail}")
+        signals = fields.collect((name.strip(), value) for name, value in _PAIR.findall(text))
         if "loss" not in signals:
             return None
-        epoch = _EPOCH.search(head) or _EPOCH.search(found["tail"])
+        epoch = _EPOCH.search(head) or _EPOCH.search(tail or "")
         if _EVALUATES.search(head) or (epoch is None and self._first_epoch is not None):
             return [Record(Observation(step=self._last, eval_loss=signals["loss"]))]
         count, total = int(found["n"]), int(found["of"])

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from mindtune.policies.signals import Observation
 
-__all__ = ["INTEGER", "NUMBER", "LogFormat", "LogReader", "Record", "StepCounter", "flag",
-           "is_whole", "number", "whole"]  # fmt: skip
+if TYPE_CHECKING:
+    from mindtune.controller.records.log_readers.fields import Names
 
-NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?i:nan|inf(?:inity)?)\b)"
-"""A number as programs print it, non-finite ones included."""
+__all__ = ["CUT", "ENDS", "INTEGER", "NUMBER", "VALUE", "LogFormat", "LogReader", "Record",
+           "StepCounter", "flag", "is_whole", "number", "whole"]  # fmt: skip
+
+NUMBER = (
+    r"[-+]?(?:1\.#(?:QNAN|SNAN|IND|INF)\d*"
+    r"|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
+    r"|(?i:nan(?:\((?:ind|snan)\))?|inf(?:inity)?)(?!\w))"
+)
+"""A number as programs print it, non-finite ones included: C on Windows has `-nan(ind)` and
+`1.#QNAN`."""
+ENDS = r"(?=[\s,;|)\]}>]|$)"
+"""What may follow a number that was printed whole. Where another writer broke in, a colour was cut
+or a byte lost, something else follows, and the number is not taken."""
+VALUE = NUMBER + ENDS
+"""A number and what shows that it is all of it."""
+CUT = "\ufffd"
+"""Put behind text that ends without a line end: a number there may go on in what is missing."""
 INTEGER = r"\d{1,15}"
 """A count; more digits than 15 are damage, and a float could not hold them."""
 _LARGEST = 10**15
@@ -52,12 +68,32 @@ class LogFormat:
     """Records by which a second writer of the same steps may be behind the first one."""
     by_line: bool = True
     """False: the reader takes text as it comes, lines do not matter."""
+    begins_anew: bool = False
+    """Whether each of several files is one by itself, such as a table with its header."""
+    is_general: bool = False
+    """Whether it takes what any program writes: then it is no rival of a format of one program."""
+    mapped: Callable[[Names], LogReader] | None = None
+    """Starts a reader that takes other names for the signals; None: its names are fixed."""
+    events: Callable[[Path, Names], Iterator[tuple[Record, float]]] | None = None
+    """Reads the records, with the time of each, of a file that has no lines; then `start` is not
+    used."""
+
+    def reader(self, names: Names | None) -> LogReader:
+        """Return a fresh reader.
+
+        Args:
+            names: the user's own names, for a format that takes them; None: those that are known.
+        """
+        return self.start() if names is None or self.mapped is None else self.mapped(names)
 
 
 def number(text: str) -> float:
     """Return the number that `NUMBER` matched."""
-    word = text.lower()
-    return math.nan if "nan" in word else float(word)
+    try:
+        return float(text)
+    except ValueError:
+        infinite = math.copysign(math.inf, -1 if text.startswith("-") else 1)
+        return infinite if "inf" in text.lower() else math.nan
 
 
 def flag(word: str) -> float | None:
@@ -83,6 +119,7 @@ class StepCounter:
         self._offset = 0
         self._last = 0
         self._counted = 0
+        self._counts_on = False
 
     def count(self, epoch: int | None, step: int, steps_per_epoch: int | None = None) -> int:
         """Return the step since the start of the log's first epoch.
@@ -90,11 +127,15 @@ class StepCounter:
         Args:
             epoch: None: the log has none, and its steps count on.
             step: as printed; inside the epoch, or counted on over epochs.
-            steps_per_epoch: None: taken from the last step of the epoch before.
+            steps_per_epoch: None: taken from the last step of the epoch before. Where the step
+                rises over the end of an epoch, it is the total of all epochs.
         """
         if epoch is None:
             return step
-        if steps_per_epoch and step <= steps_per_epoch:
+        if self._epoch is not None and epoch != self._epoch:
+            self._counts_on = epoch > self._epoch and step > self._last
+        if steps_per_epoch and step <= steps_per_epoch and not self._counts_on:
+            self._epoch, self._last = epoch, step
             return max(0, epoch - 1) * steps_per_epoch + step
         if self._epoch is not None and epoch < self._epoch:
             self._offset, self._counted = 0, 0  # another run, appended

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from mindtune.controller.records.log_readers.reader import NUMBER, number
+from mindtune.controller.records.log_readers.reader import NUMBER, VALUE, number
 
 __all__ = ["ScalerEvents"]
 
@@ -20,7 +20,7 @@ _SKIPPED = re.compile(
 )
 _RANK = re.compile(r"\[Rank (\d+)\]")
 _APEX = re.compile(rf"Gradient overflow\. +Skipping step, loss scaler 0 reducing loss scale to "
-                   rf"({NUMBER})")  # fmt: skip
+                   rf"({VALUE})")  # fmt: skip
 _ECHOES = ("rad overflow on iteration", "rad overflow for ", "ing dynamic loss scale from")
 _APEX_FACTOR = 2.0
 """apex halves its scale; the scale that overflowed is twice the one that it names."""
@@ -42,13 +42,14 @@ class ScalerEvents:
         """Take in a line, and tell whether it is one of a loss scaler."""
         if "verflow" not in line and "OVERFLOW" not in line and "loss scale" not in line:
             return False
-        found = _SKIPPED.search(line)
-        if found is not None:
+        told = _SKIPPED.findall(line)
+        for named, scale in told:
             prefix = _RANK.search(line)
-            rank = found[1] or (prefix[1] if prefix else "0")
+            rank = named or (prefix[1] if prefix else "0")
             self._rank = self._rank or rank
             if rank == self._rank:
-                self._add(number(found[2]))
+                self._add(number(scale))
+        if told:
             return True
         found = _APEX.search(line)
         if found is not None:

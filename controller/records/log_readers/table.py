@@ -8,26 +8,34 @@ cannot be read is passed over, as a killed writer leaves one.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 
 from mindtune.controller.contract.signal_table import ALIASES
 from mindtune.controller.records.log_readers import fields
+from mindtune.controller.records.log_readers.numerals import COMMA_NUMBER, Commas
 from mindtune.controller.records.log_readers.reader import LogFormat, LogReader, Record, is_whole
 from mindtune.policies.signals import SIGNAL_NAMES
 
 __all__ = ["CSV_TABLE", "SIGNALS_TABLE"]
 
-_SEPARATORS = (",", "\t", ";")
+_OWN_SEPARATOR = ","
+_SEPARATORS = (_OWN_SEPARATOR, "\t", ";")
 _EVENT = "event"
 _OVERFLOW_EVENT = "overflow"
 _BOOKKEEPING = frozenset({"wall_time_s", "phase", "run"})
 """Columns that our own writer always writes, and nobody else."""
 _HEADER_LINES = 20
 """Lines in which a header is looked for: comments may come first."""
+_DECIMAL = re.compile(r"[-+]?\d+,\d+")
+"""Where a semicolon separates the cells, a comma is the point."""
+_COMMAS = re.compile(COMMA_NUMBER)
 
 
 class _Reader:
-    def __init__(self, *, own: bool) -> None:
+    def __init__(self, names: fields.Names, *, own: bool) -> None:
+        self._names = names
+        self._commas = Commas()
         self._own = own
         self._separator = ","
         self._columns: list[str] | None = None
@@ -50,24 +58,30 @@ class _Reader:
         row = {name: cell.strip() for name, cell in zip(self._columns, cells, strict=True)}
         if row[self._columns[0]] == self._columns[0]:
             return None  # the header again, of an appended table
-        return self._record(row)
+        return self._record(row, line)
 
     def _read_header(self, line: str) -> None:
         for separator in _SEPARATORS:
             names = [name.strip() for name in _cells(line.lstrip("# "), separator)]
             normal = [fields.normal(name) for name in names]
-            step = next((name for name in fields.STEP_NAMES if name in normal), None)
-            if step is None or len(names) < 2 or not _names_signals(normal):
+            counts = (*self._names.steps, *fields.EPOCH_NAMES)
+            step = next((name for name in counts if name in normal), None)
+            if step is None or len(names) < 2 or not self._names_signals(names):
                 continue
-            known = all(name in SIGNAL_NAMES or name in ALIASES for name in names)
+            known = separator == _OWN_SEPARATOR and all(
+                name in SIGNAL_NAMES or name in ALIASES for name in names
+            )
             if known == self._own:
-                self._separator, self._columns = separator, normal
-                self._step_column = step
+                self._separator, self._columns = separator, names
+                self._step_column = names[normal.index(step)]
                 self._is_ours = set(names) >= _BOOKKEEPING
             return
 
-    def _record(self, row: dict[str, str]) -> Sequence[Record] | None:
-        signals = fields.collect((name, cell) for name, cell in row.items() if cell)
+    def _record(self, row: dict[str, str], line: str) -> Sequence[Record] | None:
+        if not self._own and any("," in cell for cell in row.values()):
+            self._commas.note(line)
+            row = {name: self._plain(cell) for name, cell in row.items()}
+        signals = self._names.collect((name, cell) for name, cell in row.items() if cell)
         step = fields.read_value(row[self._step_column])
         overflows = row.get(_EVENT) == _OVERFLOW_EVENT
         if overflows:
@@ -77,18 +91,22 @@ class _Reader:
             step = (self._last + 1.0, "")
         if step is None or not is_whole(step[0]):
             return None
-        if not fields.is_training(signals) and "eval_loss" not in signals and not self._own:
+        if not self._own and not self._names.tells(signals):
             return None
         self._last = int(step[0])
         return [Record(fields.make(self._last, signals, phase=row.get("phase") or None))]
 
+    def _plain(self, cell: str) -> str:
+        """Return a cell without the commas of its number; a list stands for its first."""
+        if self._separator == ";" and _DECIMAL.fullmatch(cell):
+            return cell.replace(",", ".")
+        return (self._commas.plain(cell) or "") if _COMMAS.fullmatch(cell) else cell
+
+    def _names_signals(self, names: Sequence[str]) -> bool:
+        return self._names.tells(self._names.collect((name, 0.0) for name in names))
+
     def finish(self) -> Sequence[Record]:
         return []
-
-
-def _names_signals(names: Sequence[str]) -> bool:
-    told = fields.collect((name, 0.0) for name in names)
-    return fields.is_training(told) or "eval_loss" in told
 
 
 def _cells(line: str, separator: str) -> list[str]:
@@ -99,14 +117,17 @@ def _cells(line: str, separator: str) -> list[str]:
 
 
 def _start_own() -> LogReader:
-    return _Reader(own=True)
+    return _Reader(fields.KNOWN, own=True)
 
 
-def _start() -> LogReader:
-    return _Reader(own=False)
+def _start(names: fields.Names = fields.KNOWN) -> LogReader:
+    return _Reader(names, own=False)
 
 
 SIGNALS_TABLE = LogFormat(
-    "mindtune", "signals.csv of mindtune, or the folder of a run", _start_own
+    "mindtune", "signals.csv of mindtune, or the folder of a run", _start_own, begins_anew=True
 )
-CSV_TABLE = LogFormat("csv", "a table with a header line that names a step", _start)
+CSV_TABLE = LogFormat(
+    "csv", "a table with a header line that names a step", _start, mapped=_start,
+    begins_anew=True,
+)  # fmt: skip
