@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+import multiprocessing
+import os
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -176,8 +179,17 @@ _own: dict[str, Source] = {}
 
 
 def _begin(where: _Where) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _quiet()
     _own.update(_chosen(where))
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that writes the rows is gone, killed ones included."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _searched_elsewhere(task: _Task) -> list[SearchRow]:

@@ -89,7 +89,8 @@ def _tpe(report: SpaceReport, _trials: int, seed: int) -> Searcher:
 
 
 def _gp(report: SpaceReport, _trials: int, seed: int) -> Searcher:
-    return PerKnob(GPSampler(seed=seed, n_startup_trials=_RANDOM_TRIALS), report, seed)
+    sampler = GPSampler(seed=seed, n_startup_trials=_RANDOM_TRIALS)
+    return PerKnob(sampler, report, seed, max_rejections=_GP_REJECTIONS)
 
 
 def _random(report: SpaceReport, _trials: int, seed: int) -> Searcher:
@@ -98,6 +99,10 @@ def _random(report: SpaceReport, _trials: int, seed: int) -> Searcher:
 
 _RANDOM_TRIALS = 5
 """Before Optuna's models take over; half of its default, as a search has a few dozen trials."""
+
+
+_GP_REJECTIONS = 10
+"""Each one costs a fit, 0.1 s and more, and its model hardly moves from what it has proposed."""
 
 
 def _ordered(order: Callable[[SpaceReport], Iterator[Config]]) -> _Open:

@@ -40,7 +40,12 @@ class PerKnob:
     """
 
     def __init__(
-        self, sampler: optuna.samplers.BaseSampler, report: SpaceReport, seed: int
+        self,
+        sampler: optuna.samplers.BaseSampler,
+        report: SpaceReport,
+        seed: int,
+        *,
+        max_rejections: int = _MAX_REJECTIONS,
     ) -> None:
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
         self._report = report
@@ -56,6 +61,7 @@ class PerKnob:
         self._known = {self._key(base): base}
         self._known |= {self._key(entry.config): entry.config for entry in report.configs}
         self._left = dict(self._known)
+        self._max_rejections = max_rejections
         self._failing = _failing(report)
         self._draw = random.Random(seed)
         self._open: dict[int, optuna.Trial] = {}
@@ -65,7 +71,7 @@ class PerKnob:
         """Return the next config and its trial's number; None: every one was tried."""
         rejections = 0
         while self._left:
-            if rejections == _MAX_REJECTIONS:
+            if rejections == self._max_rejections:
                 self._enqueue(self._draw.choice(list(self._left.values())))
             trial = self._study.ask(self.parameters)
             chosen = self._chosen(trial.params)
