@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mindtune.controller.contract import BestConfig
@@ -206,6 +208,37 @@ def test_a_deadline_ends_the_ranks_of_all_hosts(program, local_shell, plain_rank
     assert not marked(f"MINDTUNE_TRIAL_DIR={program.trial_dir}")
 
 
+@pytest.mark.parametrize(("how", "outcome"), [("stop", "pruned"), ("interrupt", "interrupted")])
+def test_a_stop_reaches_the_ranks_of_all_hosts(program, local_shell, plain_ranks, how, outcome):
+    hosts = Hosts(("127.0.0.1", "elsewhere"), local_shell)
+    source = (
+        NODE
+        + """
+import signal, time
+def leave(*_):
+    open(f"cleaned{rank}", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+open(f"ready{rank}", "w").close()
+time.sleep(600)
+"""
+    )
+    ended = threading.Event()
+
+    def should_stop():
+        if not all((program.trial_dir / f"ready{rank}").exists() for rank in (0, 1)):
+            return None
+        if how == "stop":
+            return "hopeless"
+        ended.set()
+        return None
+
+    record = on_two(program, source, hosts, should_stop=should_stop, interrupt=ended).record
+    assert record.outcome == outcome
+    assert all((program.trial_dir / f"cleaned{rank}").exists() for rank in (0, 1))
+    assert not marked(f"MINDTUNE_TRIAL_DIR={program.trial_dir}")
+
+
 def test_ranks_need_room_on_the_hosts_that_are_named():
     check_ranks("msrun", 16, 8, num_hosts=2)
     check_ranks("msrun", 4, 8, num_hosts=2)  # one of them is enough
@@ -265,6 +298,12 @@ def test_reports_of_hosts_become_one():
     assert (early.ended_by, early.exit_codes["command"]) == ("exit", 2)
 
 
+def speaking_of(folder):
+    """Return the processes whose command line names a folder: a remote shell's client is one."""
+    found = psutil.process_iter(["cmdline"])
+    return [p.pid for p in found if any(str(folder) in word for word in p.info["cmdline"] or ())]
+
+
 def test_nothing_is_left_on_another_host_when_the_search_is_killed(other_host, tmp_path):
     trial = tmp_path / "a trial"
     program = tmp_path / "program.py"
@@ -294,7 +333,7 @@ launcher.launch([sys.executable, {str(program)!r}], trial_dir=Path({str(trial)!r
     search.send_signal(signal.SIGKILL)
     search.wait()
     end = time.monotonic() + 20  # 5 s, where the machine has time for it
-    while marked(mark):
+    while marked(mark) or speaking_of(trial):
         assert time.monotonic() < end, "ranks are left"
         time.sleep(0.1)
 
