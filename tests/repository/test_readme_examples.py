@@ -37,11 +37,15 @@ def test_yaml_examples_are_valid(name, tmp_path):
             study = parse(StudyFile, {**sample, **content}, source=name)
             report = check(Space.from_spec(study.space, study_facts(study, None)))
             assert report.feasible
+        elif "trial" in content:
+            sample = yaml.safe_load(STUDY_SAMPLE.read_text(encoding="utf-8"))
+            changed = {key: {**sample[key], **section} for key, section in content.items()}
+            assert parse(StudyFile, {**sample, **changed}, source=name).trial.hosts
         else:
             content.pop("callbacks", None)
             load_settings(content, {})
     assert keys == {"callbacks", "mindtune", "rewind", "alerts", "faults", "rules", "schema",
-                    "space", "constraints", "overrides"}  # fmt: skip
+                    "space", "constraints", "overrides", "trial", "cluster"}  # fmt: skip
 
 
 def test_both_languages_show_the_same_examples():
