@@ -26,7 +26,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Array", "block_interval", "block_length", "means", "medians", "slope_interval"]
+__all__ = [
+    "Array",
+    "block_interval",
+    "block_length",
+    "count_interval",
+    "means",
+    "medians",
+    "slope_interval",
+]
 
 Array = npt.NDArray[np.float64]
 Statistic = Callable[[Array], Array]
@@ -69,6 +77,19 @@ def block_interval(
     block = block_length(series)
     drawn = statistic(series[_drawn(len(series), block)])
     return _interval(drawn, float(statistic(series[None, :])[0]), len(series) / block)
+
+
+def count_interval(count: int) -> tuple[float, float]:
+    """Return the 95 % interval of how many events were to be expected, of which `count` came.
+
+    Byar's approximation of the exact Poisson limits (Breslow and Day, Statistical Methods in
+    Cancer Research II, 1987, p. 69).
+    """
+    above = count + 1
+    high = above * (1 - 1 / (9 * above) + _Z / (3 * math.sqrt(above))) ** 3
+    if count == 0:
+        return 0.0, high
+    return count * (1 - 1 / (9 * count) - _Z / (3 * math.sqrt(count))) ** 3, high
 
 
 def slope_interval(

@@ -12,6 +12,7 @@ from typing import TypeVar
 from mindtune.controller.records.segments import Segment, segments
 from mindtune.policies import detectors
 from mindtune.policies.detectors import DetectorState
+from mindtune.policies.detectors.non_finite import LARGEST
 from mindtune.policies.findings import Finding, FindingKind
 from mindtune.policies.incidents import merge
 from mindtune.policies.signals import Observation
@@ -165,9 +166,7 @@ def _take_course(found: Collected, observation: Observation) -> None:
         found.losses.append(observation.loss)
     if observation.eval_loss is not None:
         found.eval_losses.append(observation.eval_loss)
-    norm = observation.grad_norm
-    if norm is not None and math.isfinite(norm):
-        found.grad_norms.append(norm)
+    _keep(found.grad_norms, observation.grad_norm)
 
 
 def _take_events(
@@ -182,8 +181,9 @@ def _take_events(
         (observation.update_skipped, found.skips),
     ):
         if value is not None and math.isfinite(value):
-            column.append(value)
-            bad = max(bad, min(1.0, value))
+            share = min(max(value, 0.0), 1.0)
+            column.append(share)
+            bad = max(bad, share)
     found.bad_steps += bad
 
 
@@ -201,7 +201,7 @@ def _take_times(found: Collected, observation: Observation) -> None:
     _keep(found.stragglers, observation.straggler_ratio)
     _keep(found.utilizations, observation.device_utilization)
     rate = observation.tokens_per_s
-    if time_s is None or not 0 < time_s < math.inf:
+    if time_s is None or not 0 < time_s < LARGEST:
         _keep(found.token_rates, rate)
         return
     found.step_times.append(time_s)
@@ -211,15 +211,16 @@ def _take_times(found: Collected, observation: Observation) -> None:
         rate = observation.tokens / time_s
     _keep(found.token_rates, rate)
     if observation.global_batch_size is not None:
-        found.sample_rates.append(observation.global_batch_size / time_s)
+        _keep(found.sample_rates, observation.global_batch_size / time_s)
     wait_s = observation.data_time_s
-    if wait_s is not None and 0 <= wait_s < math.inf:
+    if wait_s is not None and 0 <= wait_s < LARGEST:
         found.waits.append(wait_s)
         found.waited_steps.append(time_s)
 
 
 def _keep(column: array[float], value: float | None) -> None:
-    if value is not None and math.isfinite(value):
+    # Beyond it nothing is a measurement, and sums of such values overflow.
+    if value is not None and abs(value) < LARGEST:
         column.append(value)
 
 

@@ -26,6 +26,7 @@ def resource_use(found: Collected, source: RunSource, figures: Figures) -> Resou
     """
     peak = _peak_memory(found, source, figures)
     device = found.device_bytes
+    figures.interval("device_utilization", found.utilizations, means)
     profiled = {
         name: profile_mean(source.profiles, name, figures)
         for name in ("compute_share", "host_share")

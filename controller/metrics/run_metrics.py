@@ -12,12 +12,19 @@ from mindtune.controller.contract import RunMetrics, StepCounts, parse, read_jso
 from mindtune.controller.contract.conditions import RunConditions
 from mindtune.controller.contract.run_metrics import Communication, Convergence, Stability
 from mindtune.controller.errors import ConfigError
-from mindtune.controller.metrics.bootstrap import means, medians, slope_interval
+from mindtune.controller.metrics.bootstrap import (
+    Array,
+    count_interval,
+    means,
+    medians,
+    slope_interval,
+)
 from mindtune.controller.metrics.collect import Collected, collect
 from mindtune.controller.metrics.judge import judge
 from mindtune.controller.metrics.resources import profile_mean, resource_use
 from mindtune.controller.metrics.run_source import RunSource, open_source
 from mindtune.controller.metrics.throughput import Figures, throughput
+from mindtune.policies.detectors.non_finite import LARGEST
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.search.efficiency import steadiness
 
@@ -118,14 +125,15 @@ def _convergence(found: Collected, figures: Figures) -> Convergence:
     last = losses[-max(1, min(_FINAL_MOST, round(_FINAL_SHARE * len(losses)))) :]
     loss = None
     if last:
-        loss = math.fsum(last) / len(last) if all(map(math.isfinite, last)) else math.nan
+        loss = math.fsum(last) / len(last) if all(map(_is_number, last)) else math.nan
         if not math.isnan(loss):
             figures.interval("loss", last, means)
-    finite = [value for value in losses if math.isfinite(value)]
-    evaluated = [value for value in found.eval_losses if math.isfinite(value)]
+    finite = [value for value in losses if _is_number(value)]
+    evaluated = [value for value in found.eval_losses if _is_number(value)]
     norms = np.asarray(found.grad_norms)
     if len(norms):
         figures.interval("grad_norm_median", norms, medians)
+        figures.interval("grad_norm_p95", norms, lambda rows: np.percentile(rows, 95, axis=1))
     p50, p95, p99 = np.percentile(norms, [50, 95, 99]) if len(norms) else (None, None, None)
     return Convergence(
         first_loss=losses[0] if losses else None,
@@ -148,7 +156,7 @@ def _loss_drop(found: Collected, figures: Figures) -> float | None:
     pairs = [
         (step, loss)
         for step, loss in zip(found.loss_steps[half:], found.losses[half:], strict=True)
-        if math.isfinite(loss)
+        if _is_number(loss)
     ]
     if len(found.losses) < _LONG_ENOUGH or len({step for step, _ in pairs}) < 2:
         figures.reasons[name] = (
@@ -180,6 +188,7 @@ def _stability(found: Collected, source: RunSource, figures: Figures) -> Stabili
     if len(times):
         low, median, high = np.percentile(times, [25, 50, 75])
         jitter = float((high - low) / median)
+        figures.interval("step_time_jitter", times, _jitters)
         steady = steadiness(
             bad_share=min(1.0, found.bad_steps / found.recorded),
             median_s=float(median),
@@ -191,15 +200,11 @@ def _stability(found: Collected, source: RunSource, figures: Figures) -> Stabili
     if source.timeouts is None:
         figures.reasons["timeouts"] = "a log does not tell of silences"
     ended = source.outcome in _UNFINISHED
-    per_1000 = 1000 / found.covered
-    norms = found.spikes(FindingKind.GRAD_NORM_SPIKE) * per_1000 if found.grad_norms else None
     return Stability(
         stability=steady,
         non_finite_rate=found.non_finite / found.recorded if found.losses else None,
-        loss_spikes_per_1000_steps=(
-            found.spikes(FindingKind.LOSS_SPIKE) * per_1000 if found.losses else None
-        ),
-        grad_norm_spikes_per_1000_steps=norms,
+        loss_spikes_per_1000_steps=_spikes(found, found.losses, "loss", figures),
+        grad_norm_spikes_per_1000_steps=_spikes(found, found.grad_norms, "grad_norm", figures),
         overflow_rate=_mean(found.overflows),
         skipped_rate=_mean(found.skips),
         interruptions=found.segments - 1 + ended,
@@ -211,6 +216,24 @@ def _stability(found: Collected, source: RunSource, figures: Figures) -> Stabili
     )
 
 
+def _spikes(
+    found: Collected, values: Sequence[float], signal: str, figures: Figures
+) -> float | None:
+    """Return how often a signal spiked, in 1000 steps."""
+    if not values:
+        return None
+    count = found.spikes(FindingKind(f"{signal}_spike"))
+    per_1000 = 1000 / found.covered
+    low, high = count_interval(count)
+    figures.intervals[f"{signal}_spikes_per_1000_steps"] = (low * per_1000, high * per_1000)
+    return count * per_1000
+
+
+def _jitters(rows: Array) -> Array:
+    low, median, high = np.percentile(rows, [25, 50, 75], axis=1)
+    return np.asarray((high - low) / median)
+
+
 def _period(incidents: Sequence[Finding], figures: Figures) -> float | None:
     """Return the rhythm of spikes; of those of a signal before those of the step time."""
     series = [entry for entry in incidents if entry.kind is FindingKind.PERIODIC_SPIKES]
@@ -219,6 +242,11 @@ def _period(incidents: Sequence[Finding], figures: Figures) -> float | None:
     told = max(series, key=lambda entry: entry.severity is not Severity.INFO)
     figures.reasons["spike_period_steps"] = told.message
     return told.number("period")
+
+
+def _is_number(value: float) -> bool:
+    """Tell whether a loss is one that can be reckoned with, as the detectors see it."""
+    return abs(value) < LARGEST
 
 
 def _mean(values: Sequence[float]) -> float | None:

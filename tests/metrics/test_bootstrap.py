@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from mindtune.controller.metrics.bootstrap import block_interval, block_length, slope_interval
+from mindtune.controller.metrics.bootstrap import (
+    block_interval,
+    block_length,
+    count_interval,
+    slope_interval,
+)
 
 
 def means(rows):
@@ -67,3 +72,12 @@ def test_the_slope_and_its_interval():
     assert low < -0.002 < high
     assert low < slope < high
     assert slope_interval([1.0, 2.0, 4.0], [1.0, 2.0, 4.0]) == (pytest.approx(1.0), None)
+
+
+@pytest.mark.parametrize(
+    ("count", "low", "high"),
+    [(0, 0.0, 3.69), (1, 0.025, 5.57), (10, 4.80, 18.4), (100, 81.4, 122)],
+)
+def test_counted_events_have_poisson_s_limits(count, low, high):
+    # The exact limits, from tables of the chi-square distribution.
+    assert count_interval(count) == pytest.approx((low, high), rel=0.01, abs=0.02)

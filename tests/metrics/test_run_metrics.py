@@ -22,6 +22,7 @@ from mindtune.controller.contract import (
     write_yaml,
 )
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.metrics.compare import compare
 from mindtune.controller.metrics.run_metrics import read_metrics
 from mindtune.controller.metrics.run_source import study_conditions
 from mindtune.controller.records import SignalWriter
@@ -322,3 +323,20 @@ def test_non_finite_ends_are_not_hidden(tmp_path):
     assert math.isnan(metrics.convergence.loss)
     assert "loss" not in metrics.intervals
     assert metrics.convergence.best_loss == pytest.approx(3.0 - 0.049)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [0.0, -1.0, 5e-324, 9e149, 1.7e308, math.inf, math.nan])
+def test_odd_values_give_metrics_that_can_be_written_and_compared(tmp_path, value):
+    steps = [
+        Observation(
+            step=step, phase="train", loss=value, grad_norm=value, step_time_s=value,
+            data_time_s=value, tokens_per_s=value, mfu=value, eval_loss=value, overflow=value,
+            device_utilization=value, device_power_w=value, wall_time_s=value,
+        )
+        for step in range(1, 41)
+    ]  # fmt: skip
+    metrics = read_metrics(write_run(tmp_path / "run", steps))
+    assert RunMetrics.model_validate_json(metrics.to_json()).to_json() == metrics.to_json()
+    rows = compare(metrics, metrics).rows
+    assert all(row.different in (False, None) for row in rows)

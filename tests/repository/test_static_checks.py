@@ -86,7 +86,7 @@ HEAVY = ("mindspore", "pandas", "scipy")
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["space", "--help"], ["gate", "--help"], ["doctor", "--json"],
-     ["export", "--help"], ["replay", "--help"]],
+     ["export", "--help"], ["replay", "--help"], ["compare", "--help"]],
 )  # fmt: skip
 def test_light_commands_import_no_heavy_package(arguments):
     script = (
