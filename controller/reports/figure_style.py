@@ -17,8 +17,8 @@ from matplotlib.figure import Figure as Canvas
 if TYPE_CHECKING:
     from mindtune.controller.reports.page import Figure
 
-__all__ = ["ACCENT", "BLUE", "GREEN", "GREY", "INK", "ORANGE", "RED", "WIDTH", "finite",
-           "for_html", "is_shown", "styled", "svg", "thinned"]  # fmt: skip
+__all__ = ["ACCENT", "BLUE", "GREEN", "GREY", "INK", "ORANGE", "RED", "SVG_FONTS", "WIDTH",
+           "finite", "for_html", "is_shown", "styled", "svg", "thinned"]  # fmt: skip
 
 WIDTH = 8.4
 """Inches: a figure fills a page of A4 at three quarters of its size, and a screen at its own."""
@@ -35,7 +35,7 @@ _LARGEST = 1e100
 _PICTURE_DPI = 150
 """Of the parts that are pictures: maps, and clouds of many points."""
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
-_FONTS = "DejaVu Sans, Noto Sans CJK SC, Noto Sans SC, Source Han Sans SC, sans-serif"
+SVG_FONTS = "DejaVu Sans, Noto Sans CJK SC, Noto Sans SC, Source Han Sans SC, sans-serif"
 # Text stays text (searchable, small); ids are hashed with a fixed salt, so equal data give equal
 # files.
 _STYLE: dict[Any, Any] = {
@@ -108,8 +108,10 @@ def _attributes(match: re.Match[str]) -> str:
         name, _, value = (part.strip() for part in entry.partition(":"))
         if name == "font":
             size = re.search(r"([\d.]+)px", value)
-            spelled += [f'font-size="{size[1]}"' if size else "", f'font-family="{_FONTS}"']
+            spelled += [f'font-size="{size[1]}"' if size else "", f'font-family="{SVG_FONTS}"']
             spelled += ['font-weight="700"'] if "bold" in value or "700" in value else []
+        elif name == "font-family":
+            spelled.append(f'font-family="{SVG_FONTS}"')
         elif name and name != "-inkscape-stroke":
             spelled.append(f'{name}="{value}"')
     return " " + " ".join(filter(None, spelled))
@@ -117,7 +119,7 @@ def _attributes(match: re.Match[str]) -> str:
 
 def for_html(figure: Figure) -> Markup:
     """Return the drawing for a page: in the page's fonts and, for what is no data, its colours."""
-    text = figure.svg.replace(f'font-family="{_FONTS}"', "")
+    text = figure.svg.replace(f'font-family="{SVG_FONTS}"', "")
     is_full = f'width="{WIDTH * 72:g}pt"' in text[:500]
     text = text.replace("<svg ", f'<svg class="{"full" if is_full else "part"}" ', 1)
     for colour, name in _VARIABLES.items():

@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Literal
 
 from jinja2 import Environment
+from markupsafe import Markup, escape
 
 from mindtune.controller.reports.figure_style import for_html
 from mindtune.controller.reports.language import Words
@@ -25,7 +26,9 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that HTML forbids; they come with messages of other programs."""
 _UNBROKEN = re.compile(r"[^\s\u2e80-\uffff]{30}")
 """Words that a table has to break, such as paths; of Chinese every character may begin a line."""
-_TALL = 20
+_SHORT, _PROSE = 20, 60
+"""Lengths of a cell up to which it stands in one line, and from which on it needs some width."""
+_TALL = 50
 """Rows from which on a table scrolls in a box of its own on a screen."""
 
 Tone = Literal["good", "attention", "bad", "plain"]
@@ -67,7 +70,7 @@ class Figure:
 
     svg: str
     """Of our own making: it is the one thing that is not escaped."""
-    caption: str
+    caption: str = ""
     """What it shows and how to read it; also what a screen reader says."""
 
 
@@ -122,9 +125,22 @@ def render(page: Page) -> str:
     environment.filters["drawn"] = for_html
     environment.tests["quoted"] = lambda cell: isinstance(cell, Quoted)
     environment.tests["unbroken"] = lambda cell: bool(_UNBROKEN.search(cell))
+    environment.filters["coded"] = _coded
+    environment.filters["width"] = _width
     template = environment.from_string(source.read_text(encoding="utf-8"))
     html = template.render(page=page, words=page.words)
     return _CONTROL.sub("\ufffd", html)
+
+
+def _coded(text: str) -> Markup:
+    """Return a text with commands in backticks as code."""
+    return Markup(re.sub("`(.+?)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped
+
+
+def _width(cell: str) -> str:
+    """Return the class of a cell by its length; a Chinese character is twice as wide."""
+    length = len(cell) + sum(character >= "\u2e80" for character in cell)
+    return "short" if length <= _SHORT else "prose" if length >= _PROSE else "text"
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -7,6 +7,7 @@ free, and what is used of them is embedded. Characters in neither come from the 
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from importlib import resources
@@ -16,11 +17,13 @@ from typing import Any
 import matplotlib as mpl
 
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.reports.figure_style import SVG_FONTS
 from mindtune.controller.reports.page import Figure, Page, Table
 
 __all__ = ["to_pdf"]
 
-_FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC")
+_FONTS = {"en": ("DejaVu Sans", "Noto Sans CJK SC"), "zh": ("Noto Sans CJK SC", "DejaVu Sans")}
+"""By language, the first for what it can."""
 _FULL_WIDTH_PT = 604.8
 """Width of a figure that fills the page."""
 _LONG = 13
@@ -38,7 +41,7 @@ def to_pdf(page: Page) -> bytes:
         ConfigError: Typst is not installed.
     """
     try:
-        import typst  # noqa: PLC0415 - an optional extra
+        typst: Any = importlib.import_module("typst")  # an optional extra
     except ModuleNotFoundError:
         raise ConfigError(
             "a report as .pdf needs the extra `pdf`, which is not installed; install it with "
@@ -46,12 +49,10 @@ def to_pdf(page: Page) -> bytes:
         ) from None
     folder = resources.files("mindtune.controller.reports")
     paths = [Path(mpl.get_data_path()) / "fonts" / "ttf", Path(str(folder.joinpath("fonts")))]
-    fonts = typst.Fonts(font_paths=paths)
-    known = set(fonts.families())
-    content = {**_plain(page), "fonts": [name for name in _FONTS if name in known]}
+    content = {**_plain(page), "fonts": _FONTS[page.words.language]}
     pdf: bytes = typst.compile(
         folder.joinpath("page.typ").read_bytes(),
-        font_paths=fonts,
+        font_paths=paths,
         sys_inputs={"page": json.dumps(content, ensure_ascii=False)},
     )
     return pdf
@@ -78,7 +79,7 @@ def _plain(page: Page) -> dict[str, Any]:
             {
                 "title": section.title,
                 "text": _text(section.text),
-                "figures": [_figure(figure) for figure in section.figures],
+                "figures": [_figure(figure, page.words.language) for figure in section.figures],
                 "table": None if section.table is None else _table(section.table),
                 "quotes": [_text(quote) for quote in section.quotes],
                 "note": _text(section.note),
@@ -88,10 +89,12 @@ def _plain(page: Page) -> dict[str, Any]:
     }
 
 
-def _figure(figure: Figure) -> dict[str, Any]:
+def _figure(figure: Figure, language: str) -> dict[str, Any]:
     width = re.search(r'\bwidth="([\d.]+)pt"', figure.svg)
     share = 100.0 if width is None else min(100.0, 100.0 * float(width[1]) / _FULL_WIDTH_PT)
-    return {"svg": figure.svg, "caption": _text(figure.caption), "share": share}
+    # Of a list, Typst takes the first font alone, and what it likes for the rest.
+    svg = figure.svg.replace(SVG_FONTS, _FONTS[language][0])
+    return {"svg": svg, "caption": _text(figure.caption), "share": share}
 
 
 def _table(table: Table) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def retold(text: str, words: Words) -> str:
     """Return a recorded sentence in the language of the words, else a quotation of it."""
     if words.language == "en" or not text:
         return text
-    found = _translated(text, 0)
+    found = _translated(text, 0) or _translated(f"{text}.", 0)
     return Quoted(text) if found is None else found
 
 

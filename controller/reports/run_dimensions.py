@@ -53,7 +53,11 @@ def _interval(metrics: RunMetrics, name: str) -> str:
     found = metrics.intervals.get(name)
     if found is None:
         return ""
-    return f"{metric_text(name, found[0])} \N{EN DASH} {metric_text(name, found[1])}"
+    low, high = metric_text(name, found[0]), metric_text(name, found[1])
+    number_of_low, _, unit = low.partition(" ")
+    if unit and high.endswith(f" {unit}"):
+        low = number_of_low
+    return f"{low} \N{EN DASH} {high}"
 
 
 def metric_text(name: str, value: float) -> str:

@@ -24,10 +24,11 @@ from mindtune.controller.errors import ConfigError
 from mindtune.controller.metrics.run_metrics import measure
 from mindtune.controller.metrics.run_source import RunSource, open_source
 from mindtune.controller.records import RunFolder, read_decisions, read_signals
-from mindtune.controller.records.log_readers import LogStream, open_log
+from mindtune.controller.records.log_readers import LogStream
 from mindtune.controller.records.log_readers.table import SIGNALS_TABLE
 from mindtune.controller.records.model_signal_log import read_model_signals
-from mindtune.controller.replay import load_engine, replay
+from mindtune.controller.replay import LogSet, load_engine, open_logs, replay
+from mindtune.policies.diagnosis import RunContext
 from mindtune.policies.signals import Observation
 
 __all__ = ["Ending", "RunRecords", "read_run"]
@@ -80,15 +81,20 @@ class RunRecords:
         return next((r.reason for r in self.decisions if r.requested == PLANTED_FAULTS), None)
 
 
-class _KeptLog(LogStream):
-    """A log whose observations stay at hand once they were read."""
+class _KeptLogs(LogSet):
+    """Logs whose observations stay at hand once they were read."""
 
-    def __init__(self, log: LogStream) -> None:
-        super().__init__(log.path, log.format)
+    def __init__(self, logs: LogSet) -> None:
+        super().__init__(logs.streams, notes=logs.notes)
+        self._logs = logs
         self.observations: list[Observation] = []
 
+    def context(self) -> RunContext:
+        """Return what other records tell."""
+        return self._logs.context()
+
     def __iter__(self) -> Iterator[Observation]:
-        for observation in super().__iter__():
+        for observation in self._logs:
             self.observations.append(observation)
             yield observation
 
@@ -111,25 +117,30 @@ def read_run(path: Path) -> RunRecords:
     Raises:
         ConfigError: there is nothing to read, or something in it cannot be read.
     """
-    if not path.is_dir():
-        log = _KeptLog(open_log(path))
-        story = replay(log, load_engine(None))
+    folder = RunFolder(path)
+    if not folder.signals.exists():
+        logs = _KeptLogs(open_logs([path]))
+        story = replay(logs, load_engine(None))
         return RunRecords(
-            name=path.name,
+            name=path.resolve().name,
             source=path,
             is_log=True,
             story=story,
-            metrics=measure(RunSource(path.name, log.format.name, log.observations)),
-            observations=log.observations,
+            metrics=measure(RunSource(path.name, story.format, logs.observations)),
+            observations=logs.observations,
             decisions=_would_be(story),
         )
-    folder = RunFolder(path)
     table = _OwnTable(folder.signals)
+    if not table.observations:
+        raise ConfigError(
+            f"{folder.signals} must hold at least one step, but it has a header only."
+        )
+    context = open_logs([path]).context()
     return RunRecords(
         name=path.resolve().name,
         source=folder.signals,
         is_log=False,
-        story=replay(table, load_engine(None)),
+        story=replay(LogSet([table], context=context), load_engine(None)),
         metrics=measure(replace(open_source(path), observations=table.observations)),
         observations=table.observations,
         decisions=read_decisions(folder.decisions),

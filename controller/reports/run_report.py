@@ -13,6 +13,7 @@ from mindtune.controller.reports.run_signals import course, rate_map, signal_sec
 from mindtune.controller.reports.run_summary import opening
 from mindtune.controller.reports.run_tables import (
     decisions_section,
+    diagnosis_section,
     incidents_section,
     provenance_section,
 )
@@ -31,6 +32,7 @@ def run_page(path: Path, words: Words) -> Page:
     sections = [
         course(run, words),
         incidents_section(run, words),
+        diagnosis_section(run, words),
         decisions_section(run, words),
         *dimension_sections(run.metrics, words),
         *signal_sections(run, words),

@@ -178,7 +178,8 @@ def signal_sections(run: RunRecords, words: Words) -> Iterable[Section]:
         figures = []
         if panels:
             drawing = time_series(panels, step_label=words("axis.step"))
-            figures.append(Figure(drawing, words("signals.caption")))
+            caption = words("signals.caption") if group.key == _GROUPS[0].key else ""
+            figures.append(Figure(drawing, caption))
         yield Section(words(f"section.{group.key}"), text=text, figures=figures)
 
 

@@ -21,6 +21,7 @@ __all__ = ["Opening", "data_shares", "opening", "values"]
 
 _LAST = 20
 """Losses whose median is called the loss at the end: one alone is mostly noise."""
+_SURE = frozenset({"nearly certain", "likely"})
 _ORDER = ("critical", "warning", "info")
 
 
@@ -116,6 +117,14 @@ def _happened(run: RunRecords, words: Words) -> Card:
         words("card.worst", what=words.known("finding", entry.kind), step=number(entry.step))
         for entry in _worst(findings)[:2]
     ]
+    notes += [
+        words(
+            "card.cause", sure=words.known("confidence", entry.confidence),
+            cause=retold(entry.statement, words),
+        )
+        for entry in run.story.diagnoses[:1]
+        if entry.confidence in _SURE
+    ]  # fmt: skip
     return Card(words("card.happened"), words("card.incidents", count=len(findings)), notes)
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mindtune.controller.contract import DecisionRecord
+from mindtune.controller.contract import DecisionRecord, DiagnosisRecord, FindingRecord
 from mindtune.controller.reports.fates import fate_of, request_text
 from mindtune.controller.reports.language import Words
-from mindtune.controller.reports.page import Column, Section, Table, number
+from mindtune.controller.reports.page import Column, Quoted, Section, Table, number
 from mindtune.controller.reports.recorded import retold
 from mindtune.controller.reports.run_records import RunRecords
 from mindtune.policies.signals import SIGNAL_NAMES
 
-__all__ = ["decisions_section", "incidents_section", "provenance_section"]
+__all__ = ["decisions_section", "diagnosis_section", "incidents_section", "provenance_section"]
 
 _MOST_ROWS = 500
 _NO_SIGNAL = frozenset({"step", "run", "phase"})
@@ -33,25 +33,87 @@ def incidents_section(run: RunRecords, words: Words) -> Section:
         Column(words("column.steps"), number=True), Column(words("column.meaning")),
         Column(words("column.evidence")),
     ]  # fmt: skip
+    groups: dict[tuple[str, str, str], list[FindingRecord]] = {}
+    for entry in findings:
+        groups.setdefault((entry.severity, entry.kind, entry.message), []).append(entry)
     rows = [
         [
-            words(f"severity.{entry.severity}"),
-            words.known("finding", entry.kind),
-            _range(entry.step, entry.last_step),
-            words.known("meaning", entry.kind),
-            retold(entry.message, words),
+            words(f"severity.{severity}"),
+            words.known("finding", kind),
+            _times(entries, words),
+            words.known("meaning", kind),
+            retold(message, words),
         ]
-        for entry in findings[:_MOST_ROWS]
+        for (severity, kind, message), entries in list(groups.items())[:_MOST_ROWS]
     ]
     grave = frozenset(
-        index for index, entry in enumerate(findings[:_MOST_ROWS]) if entry.severity == "critical"
+        index for index, (severity, _, _) in enumerate(groups) if severity == "critical"
     )
     return Section(
         title,
         text=words("incidents.text"),
         table=Table(columns, rows, strong=grave),
-        note=_cut(len(findings), words, "replay --json"),
+        note=_cut(len(groups), words, "mindtune replay --json"),
     )
+
+
+def _times(entries: Sequence[FindingRecord], words: Words) -> str:
+    """Return the steps of equal incidents, which several segments of a log may have."""
+    text = _range(entries[0].step, entries[0].last_step)
+    return text if len(entries) == 1 else words("card.times", range=text, count=len(entries))
+
+
+def diagnosis_section(run: RunRecords, words: Words) -> Section | None:
+    """Return the causes of what was found, with what speaks for and against each."""
+    known = [entry for entry in run.story.diagnoses if entry.confidence != "unlikely"]
+    if not known:
+        return None
+    columns = [
+        Column(words("column.symptom")), Column(words("column.steps"), number=True),
+        Column(words("column.confidence")), Column(words("column.cause")),
+        Column(words("column.clues")), Column(words("column.next_steps")),
+    ]  # fmt: skip
+    rows, case = [], None
+    for entry in known[:_MOST_ROWS]:
+        is_new = (entry.symptom, entry.run, entry.step) != case
+        case = (entry.symptom, entry.run, entry.step)
+        rows.append([
+            words.known("symptom", entry.symptom) if is_new else "",
+            _range(entry.step, entry.last_step) if is_new else "",
+            words.known("confidence", entry.confidence),
+            retold(entry.statement, words),
+            _clues(entry, words),
+            _joint(entry.next_steps, words),
+        ])  # fmt: skip
+    sure = frozenset(
+        index for index, entry in enumerate(known[:_MOST_ROWS])
+        if entry.confidence in ("nearly certain", "likely")
+    )  # fmt: skip
+    return Section(
+        words("section.diagnosis"),
+        text=words("diagnosis.text"),
+        table=Table(columns, rows, strong=sure),
+        note=_cut(len(known), words, "mindtune replay --json"),
+    )
+
+
+def _clues(entry: DiagnosisRecord, words: Words) -> str:
+    parts = [
+        words(f"diagnosis.{key}", text=_joint(facts, words))
+        for key, facts in (
+            ("for", entry.evidence_for),
+            ("against", entry.evidence_against),
+            ("missing", entry.missing),
+        )
+        if facts
+    ]
+    text = "\n".join(parts)
+    return text if words.language == "en" else Quoted(text)
+
+
+def _joint(sentences: Sequence[str], words: Words) -> str:
+    text = "; ".join(sentences)
+    return text if words.language == "en" else Quoted(text)
 
 
 def _range(first: int, last: int) -> str:

@@ -220,9 +220,10 @@ def _segments(steps: Sequence[int], kept: Sequence[int]) -> Iterator[list[int]]:
 def _draw_lanes(axis: Axes, lanes: Sequence[Lane], names: dict[str, str]) -> None:
     for row, lane in enumerate(lanes):
         for span in lane.spans:
+            # Its ends have marks: a single step would be a line without length.
             axis.plot(
-                [span.first, span.last], [row, row], color=span.colour, linewidth=6,
-                solid_capstyle="projecting", alpha=0.85,
+                [span.first, span.last], [row, row], color=span.colour, linewidth=5,
+                solid_capstyle="butt", marker="s", markersize=5, markeredgewidth=0,
             )  # fmt: skip
         for mark in lane.marks:
             axis.plot(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from mindtune.controller.contract import write_atomic
 from mindtune.controller.errors import ConfigError
-from mindtune.controller.records import RunFolder
 from mindtune.controller.reports.language import Words
 from mindtune.controller.reports.page import Page, render
 from mindtune.controller.reports.pdf import to_pdf
@@ -49,13 +48,6 @@ def _beside(source: Path) -> Path:
 
 
 def _page(source: Path, words: Words) -> Page:
-    if not source.is_dir():
-        return run_page(source, words)
     if StudyFolder(source).summary.exists():
         return study_page(source, words)
-    if RunFolder(source).signals.exists():
-        return run_page(source, words)
-    raise ConfigError(
-        f"{source} must be a training log or the folder of a run (with signals.csv) or of a study "
-        "(with summary.json), but it is none of them."
-    )
+    return run_page(source, words)

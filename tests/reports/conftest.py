@@ -6,6 +6,8 @@ import pytest
 
 from mindtune.controller.contract import DecisionRecord, ModelSignalRecord, RunResult, write_json
 from mindtune.controller.records import DecisionWriter, ModelSignalWriter, RunFolder, SignalWriter
+from mindtune.controller.reports.language import LANGUAGES
+from mindtune.controller.reports.write import write_report
 from mindtune.controller.trials.summary import Measurement, StudySummary, TrialSummary
 from mindtune.policies.signals import Observation
 
@@ -33,10 +35,10 @@ def observation(step):
     )  # fmt: skip
 
 
-@pytest.fixture
-def rich_run(tmp_path):
+@pytest.fixture(scope="session")
+def rich_run(tmp_path_factory):
     """Write a run of 120 steps with every signal, every fate of a decision, and samples."""
-    records = RunFolder(tmp_path / "rich")
+    records = RunFolder(tmp_path_factory.mktemp("rich") / "rich")
     records.create()
     signals = SignalWriter(records.signals)
     for step in range(1, 121):
@@ -80,6 +82,15 @@ def rich_run(tmp_path):
         peak_memory_bytes=2**30, effective={"recompute": "none"},
     ))  # fmt: skip
     return records.path
+
+
+@pytest.fixture(scope="session")
+def rich_pages(rich_run):
+    """Return the HTML reports of that run by language."""
+    return {
+        language: write_report(rich_run, rich_run.parent / f"{language}.html", language=language)
+        for language in LANGUAGES
+    }
 
 
 def measured(repeat, value):
