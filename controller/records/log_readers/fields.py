@@ -8,7 +8,13 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from mindtune.controller.records.log_readers.reader import NUMBER, flag, is_whole, number
+from mindtune.controller.records.log_readers.reader import (
+    NUMBER,
+    flag,
+    is_whole,
+    number,
+    observed,
+)
 from mindtune.policies.signals import SIGNAL_NAMES, Observation
 
 __all__ = ["EPOCH_NAMES", "KNOWN", "SIGNALS", "STEP_NAMES", "Names", "collect", "is_signal",
@@ -244,4 +250,4 @@ def make(step: int, signals: Mapping[str, float], *, phase: str | None = None) -
             values[name] = int(value)
     if math.isnan(values.get("mfu", 0.0)):
         del values["mfu"]
-    return Observation(step=step, phase=phase, **values)
+    return observed(step=step, phase=phase, **values)

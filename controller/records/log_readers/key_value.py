@@ -51,7 +51,7 @@ _MOST_WORDS = 4
 _MOST_DIGITS = 15
 _MOST_PHRASES = 4096
 _VERBS = (" is", " are")
-_ENDS = "|,;:)]"
+_ENDS = "|,;:)]\t\r\n"
 """What follows a value that stands after its name without a sign between, as in `step 3 | ...`.
 In a sentence another word follows."""
 _TUPLE = re.compile(
@@ -69,6 +69,8 @@ _RUN_IN = re.compile(
     r"[a-z0-9.](?:step|iter|iteration|epoch)\b(?= {0,3}[:=\[] {0,3}\d)", re.IGNORECASE
 )
 """A step named right behind a letter or digit (`lostep: 6`), where another line may begin."""
+_COUNTED = ("tep", "ter", "poch")
+_ENGINES = ("][", "train)", "val)", "test)")
 _PLAIN = frozenset({"", "info", "train", "training", "step", "debug", "the"})
 _EVALUATES = re.compile(
     r"(?<![\w/.-])(?:val|valid(?:at\w+)?|eval(?:uat\w+)?|test(?:ing)?)(?![\w/.-])", re.IGNORECASE
@@ -113,17 +115,20 @@ def parse_line(
     pairs: list[tuple[str, object]] = []
     steps: dict[str, tuple[int, int | None]] = {}
     values: dict[str, str] = {}
-    named.repeats = _RUN_IN.search(line) is not None
+    twice = any(line.count(word) > 1 for word in _COUNTED)
+    named.repeats = twice and _RUN_IN.search(line) is not None
     signs = "|" in line
     for words, sign, bracket, told, total, following in _PAIR.findall(line):
-        value: str | None = told
-        bare = not sign.strip() and not words.endswith(_VERBS)
-        if bare and not total and following.strip() not in _ENDS:
+        name, before = _known(words, names)
+        if not name:
             continue
+        bare = not sign.strip() and not words.endswith(_VERBS)
+        if bare and not total and following not in _ENDS:
+            continue
+        value: str | None = told
         if "," in told:
             value = told.partition(",")[0] if bracket else commas.plain(told)
-        name, before = _known(words, names)
-        if not name or value is None:
+        if value is None:
             continue
         is_count = name in names.steps or name in EPOCH_NAMES
         signs = signs or not (bare or is_count)
@@ -137,7 +142,7 @@ def parse_line(
             same = values.setdefault(name, value) == value or before not in _PLAIN
             named.repeats = named.repeats or not same
     named.signals = names.collect(pairs) if signs else {}
-    whole = _TUPLE.search(line)
+    whole = _TUPLE.search(line) if "True," in line or "False," in line else None
     if whole is not None:  # what MindSpore's cells with loss scale return
         parts = [("loss", whole[1]), ("overflow", whole[2]), ("scale", whole[3])]
         named.signals = {**named.signals, **fields.collect(parts)}
@@ -145,7 +150,7 @@ def parse_line(
         if name in steps:
             named.step, named.of_steps = steps[name]
             break
-    engine = _OF_EPOCH.search(line) if "][" in line or "(" in line else None
+    engine = _OF_EPOCH.search(line) if any(mark in line for mark in _ENGINES) else None
     if engine is not None:
         steps = {"step": (int(engine[2]), int(engine[3]))}
         named.step, named.of_steps = steps["step"]
@@ -156,10 +161,15 @@ def parse_line(
             named.signals["step_time_s"] = number(time[1])
     if _OF_ALL not in line:
         named.epoch = next((steps[name][0] for name in EPOCH_NAMES if name in steps), None)
-    if "loss" in named.signals and _EVALUATES.search(line):
+    if "loss" in named.signals and _may_evaluate(line) and _EVALUATES.search(line):
         loss = named.signals.pop("loss")
         named.signals = {"eval_loss": named.signals.get("eval_loss", loss)}
     return named
+
+
+def _may_evaluate(line: str) -> bool:
+    lower = line.lower()
+    return "val" in lower or "test" in lower
 
 
 def _known(words: str, names: fields.Names) -> tuple[str, str]:

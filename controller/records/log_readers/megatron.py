@@ -27,6 +27,7 @@ from mindtune.controller.records.log_readers.reader import (
     LogReader,
     Record,
     number,
+    observed,
     whole,
 )
 from mindtune.controller.records.log_readers.scaler_events import ScalerEvents
@@ -34,7 +35,8 @@ from mindtune.policies.signals import Observation
 
 __all__ = ["MEGATRON"]
 
-_HEAD = re.compile(rf"\biteration +({INTEGER})/ *{INTEGER} *\|")
+_HEAD = re.compile(rf"iteration +({INTEGER})/ *{INTEGER} *\|")
+_LAST = "number of nan"
 _COMPLETE = re.compile(r"number of nan ?iterations: *\d+ *\|")
 _VALID = re.compile(
     rf"\bvalid(?:ation)? loss at iteration ({INTEGER})\b(?!.* on test set)[^|]*\|"
@@ -74,7 +76,7 @@ class _Reader:
             # Several heads: one rank wrote into the line of another. Each is read up to the next.
             records += self._finish_pieces()
             self._pieces = [line[start:end].rstrip("\n")]
-        if _COMPLETE.search("".join(self._pieces)) is not None:
+        if _is_complete("".join(self._pieces)):
             return [*records, *self._finish_pieces()]
         if len(self._pieces) >= _WRAPPED:
             return [*records, *self._finish_pieces()]
@@ -90,6 +92,8 @@ class _Reader:
         return [Record(Observation(step=int(found[1]), eval_loss=number(found[2])))]
 
     def _finish_pieces(self) -> list[Record]:
+        if not self._pieces:
+            return []
         text, self._pieces = "".join(self._pieces), []
         head = _HEAD.search(text)
         if head is None:
@@ -104,8 +108,8 @@ class _Reader:
         if not values:
             return []
         # Only a record without damage can tell a loss by not naming it.
-        intact = CUT not in text and all(":" in part for part in parts)
-        complete = intact and _COMPLETE.search(text) is not None
+        intact = CUT not in text and text.count(":", head.end()) >= len(parts)
+        complete = intact and _is_complete(text)
         return [Record(self._observation(int(head[1]), values, complete=complete))]
 
     def _observation(
@@ -136,7 +140,7 @@ class _Reader:
             time_s = time_ms / 1000
         tokens = self._tokens_per_step(values, batch, gap)
         self._iteration, self._scale = iteration, scale
-        return Observation(
+        return observed(
             step=iteration,
             loss=loss,
             grad_norm=norm,
@@ -214,6 +218,11 @@ class _Reader:
             # A norm is within a few decades of 1: it was multiplied if it is nearer to the scale.
             self._scaled = norm > math.sqrt(scale)
         return norm / scale if self._scaled else norm
+
+
+def _is_complete(text: str) -> bool:
+    start = text.rfind(_LAST)
+    return start >= 0 and _COMPLETE.match(text, start) is not None
 
 
 def _value(values: dict[str, str], *names: str) -> float | None:

@@ -22,6 +22,7 @@ from mindtune.controller.records.log_readers.reader import (
     Record,
     flag,
     number,
+    observed,
 )
 from mindtune.policies.signals import Observation
 
@@ -31,23 +32,14 @@ _STEP = re.compile(
     rf"(?:\{{ ?|(?=Epoch))(?:Epoch: ?\[ *(?P<epoch>{INTEGER})/ *\d+\], *)?"
     rf"step: ?\[ *(?P<step>{INTEGER})/ *(?P<steps>{INTEGER})\], "
 )
-_NEXT = re.compile(r"\}|\bEpoch: ?\[|\bstep: ?\[")
+_ENDS = ("}", "Epoch:", "step:")
 """The end of a record, or where another one begins."""
-_INSIDE = r"(?= *[,\]])"
-"""What follows a value inside a record. A line end does not: a terminal may have cut it there."""
-_LOSS = re.compile(
-    rf"\bloss: *(?:\[ *({NUMBER})(?= *(?:/ *(?:{NUMBER})? *\]|\]))|({NUMBER}){_INSIDE})"
-)
-_TIME = re.compile(rf"\b(?:per_step_)?time: *({NUMBER}) *ms\b")
-_RATE = re.compile(rf"\blr: *\[? *({NUMBER}){_INSIDE}")
-_OVERFLOW = re.compile(r"\boverflow cond: *\[? *(True|False)\b")
-_SCALE = re.compile(rf"\bloss_scale: *\[? *({NUMBER})(?:{_INSIDE}|(?<=\.\d)\s*$)")
-"""The last value of an old record; a scale is printed with one digit behind the point."""
-_NORM = re.compile(
-    rf"\bglobal_norm:? *\[ *({NUMBER}) *\](?= *[,}}]|\s*$)"
-    rf"|\b(?:global|grad)_norm: *({NUMBER})(?= *[,}}])"
-)
-_SKIPPED = re.compile(r"\bis_skip: *\[? *(True|False)\b")
+_LOSS = re.compile(rf"\[ *({NUMBER}) *(?:/ *(?:{NUMBER})? *)?\]|({NUMBER})")
+_PLAIN = re.compile(rf"\[? *({NUMBER}) *\]?")
+_LAST_SCALE = re.compile(r"\d+\.\d|\[.*\]")
+"""A scale that ends a record of an old release; it is printed with one digit behind the point."""
+_LAST_NORM = re.compile(r"\[[^\]]*\]")
+_MILLISECONDS = "ms"
 _SKIP_LINE = re.compile(
     rf"\bskip_data_grad_norm_threshold: *({NUMBER}), *is_skip: *\[? *(True|False)\b"
 )
@@ -76,8 +68,9 @@ class _Reader:
             step += max(0, int(head["epoch"]) - 1) * int(head["steps"])
         starts = self._last is None or step < self._last
         follows = self._last is not None and step == self._last + 1
-        overflow = _flag(_OVERFLOW, line)
-        scale = _value(_SCALE, line)
+        told = _fields(line)
+        overflow = _flag(told.get("overflow cond"))
+        scale = _number(told.get("loss_scale"))
         if scale is not None and math.isfinite(scale) and scale > 1:
             scale = 2.0 ** round(math.log2(scale))
         used = scale
@@ -86,19 +79,20 @@ class _Reader:
         elif overflow and scale is not None and scale > 1:
             used = scale * _SCALE_FACTOR
         self._last, self._scale = step, scale
-        time_ms = _value(_TIME, line)
-        observation = Observation(
+        time_ms = _milliseconds(told.get("per_step_time") or told.get("time"))
+        loss = _LOSS.fullmatch(told.get("loss", ""))
+        norm = told.get("global_norm") or told.get("grad_norm")
+        return Record(observed(
             step=step,
             phase="compile" if starts else "train",
-            loss=_value(_LOSS, line),
+            loss=None if loss is None else number(loss[1] or loss[2]),
             step_time_s=None if time_ms is None else time_ms / 1000,
-            learning_rate=_value(_RATE, line),
+            learning_rate=_number(told.get("lr")),
             overflow=overflow,
-            update_skipped=_flag(_SKIPPED, line),
+            update_skipped=_flag(told.get("is_skip")),
             loss_scale=used,
-            grad_norm=_norm(line),
-        )
-        return Record(observation)
+            grad_norm=None if norm == _NO_NORM else _number(norm),
+        ))  # fmt: skip
 
     def _skip(self, line: str) -> Sequence[Record] | None:
         """Read the line about skipped data, which follows that of its step."""
@@ -117,26 +111,48 @@ class _Reader:
 
 
 def _own_part(line: str, start: int) -> str:
-    end = _NEXT.search(line, start)
-    return line[start:] if end is None else line[start : end.end()]
+    ends = [end for end in (line.find(mark, start) for mark in _ENDS) if end >= 0]
+    return line[start : min(ends) + 1] if ends else line[start:]
 
 
-def _norm(line: str) -> float | None:
-    """Return the norm; None for a list of several numbers, as a lost decimal point makes one."""
-    found = _NORM.search(line)
-    if found is None or found[2] == _NO_NORM:
-        return None
-    return number(found[1] or found[2])
+def _fields(text: str) -> dict[str, str]:
+    """Return what a record names; a value counts if a mark shows that it is whole.
+
+    Inside, that is the comma behind it. The last one may have been cut by a terminal, so of it
+    only forms that end in a mark of their own are taken.
+    """
+    told: dict[str, str] = {}
+    *inside, last = text.split(", ")
+    for part in inside:
+        name, value = _pair(part)
+        told.setdefault(name, value)
+    name, value = _pair(last.rstrip(" }\r\n"))
+    ending = {"loss_scale": _LAST_SCALE, "global_norm": _LAST_NORM, "is_skip": _LAST_NORM}
+    if name in ending and ending[name].fullmatch(value):
+        told.setdefault(name, value)
+    return told
 
 
-def _value(pattern: re.Pattern[str], line: str) -> float | None:
-    found = pattern.search(line)
-    return None if found is None else number(found[found.lastindex or 1])
+def _pair(part: str) -> tuple[str, str]:
+    name, sign, value = part.partition(":")
+    if not sign:  # `global_norm [10.5]`
+        name, _, value = part.strip().partition(" ")
+    return name.strip(), value.strip()
 
 
-def _flag(pattern: re.Pattern[str], line: str) -> float | None:
-    found = pattern.search(line)
-    return None if found is None else flag(found[1])
+def _number(text: str | None) -> float | None:
+    """Return a number; None for a list of several, as a lost decimal point makes one."""
+    found = None if text is None else _PLAIN.fullmatch(text)
+    return None if found is None else number(found[1])
+
+
+def _milliseconds(text: str | None) -> float | None:
+    whole = text is not None and text.endswith(_MILLISECONDS)
+    return _number(text.removesuffix(_MILLISECONDS).rstrip()) if whole and text else None
+
+
+def _flag(text: str | None) -> float | None:
+    return None if text is None else flag(text.strip("[] "))
 
 
 def _start() -> LogReader:

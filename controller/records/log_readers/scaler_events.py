@@ -21,7 +21,8 @@ _SKIPPED = re.compile(
 _RANK = re.compile(r"\[Rank (\d+)\]")
 _APEX = re.compile(rf"Gradient overflow\. +Skipping step, loss scaler 0 reducing loss scale to "
                    rf"({VALUE})")  # fmt: skip
-_ECHOES = ("rad overflow on iteration", "rad overflow for ", "ing dynamic loss scale from")
+_ECHO = "ing dynamic loss scale from"
+_ECHOES = ("rad overflow on iteration", "rad overflow for ", _ECHO)
 _APEX_FACTOR = 2.0
 """apex halves its scale; the scale that overflowed is twice the one that it names."""
 
@@ -40,8 +41,8 @@ class ScalerEvents:
 
     def feed(self, line: str) -> bool:
         """Take in a line, and tell whether it is one of a loss scaler."""
-        if "verflow" not in line and "OVERFLOW" not in line and "loss scale" not in line:
-            return False
+        if "verflow" not in line and "OVERFLOW" not in line:
+            return _ECHO in line
         told = _SKIPPED.findall(line)
         for named, scale in told:
             prefix = _RANK.search(line)
