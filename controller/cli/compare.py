@@ -15,8 +15,9 @@ from mindtune.controller.errors import ConfigError
 
 if TYPE_CHECKING:
     from mindtune.controller.contract import CompareRow, RunConditions, RunMetrics
+    from mindtune.controller.records.log_readers import Names
 
-__all__ = ["compare", "told_conditions"]
+__all__ = ["compare", "told_conditions", "told_names"]
 
 _DIFFERENT = {True: "different", False: "none", None: "?"}
 _MET = {True: "met", False: "missed", None: ""}
@@ -42,6 +43,9 @@ def compare(
     format: Annotated[  # noqa: A002 - the option's name
         str, typer.Option(help="Name of a log reader; auto: found by its lines.")
     ] = "auto",
+    map: Annotated[  # noqa: A002 - the option's name
+        str | None, typer.Option(help="What a log calls the signals, as for `replay`.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Compare a run with a baseline, metric by metric; a difference inside the noise is none."""
@@ -53,10 +57,12 @@ def compare(
         raise ConfigError("--goals belongs to a RUN, but there is none; give one.")
     if save_baseline is not None and save_baseline.suffix != ".json":
         raise ConfigError(f"--save-baseline must end in .json, but got {save_baseline.name!r}.")
-    told = told_conditions(study)
+    told, names = told_conditions(study), told_names(map)
     wanted = {} if goals is None else read_document(GoalsFile, goals).goals
-    before = read_metrics(baseline, format=format, conditions=told)
-    after = None if run is None else read_metrics(run, format=format, conditions=told)
+    before = read_metrics(baseline, format=format, names=names, conditions=told)
+    after = None
+    if run is not None:
+        after = read_metrics(run, format=format, names=names, conditions=told)
     if save_baseline is not None:
         write_json(save_baseline, before)
         err().print(f"written to {save_baseline}", soft_wrap=True)
@@ -84,6 +90,13 @@ def told_conditions(study: Path | None) -> RunConditions | None:
     if study is None:
         return None
     return study_conditions(read_document(StudyFile, study), study.resolve().parent)
+
+
+def told_names(mapping: str | None) -> Names | None:
+    """Return what `--map` says."""
+    from mindtune.controller.records.log_readers import read_mapping
+
+    return None if mapping is None else read_mapping(mapping)
 
 
 def _print_metrics(metrics: RunMetrics) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from mindtune.controller.cli.compare import told_conditions
+from mindtune.controller.cli.compare import told_conditions, told_names
 from mindtune.controller.cli.console import out as console_out
 from mindtune.controller.cli.console import print_json
 
@@ -34,6 +34,9 @@ def gate(
     format: Annotated[  # noqa: A002 - the option's name
         str, typer.Option(help="Name of a log reader; auto: found by its lines.")
     ] = "auto",
+    map: Annotated[  # noqa: A002 - the option's name
+        str | None, typer.Option(help="What a log calls the signals, as for `replay`.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write a JUnit file.")] = None,
 ) -> int:
@@ -41,7 +44,13 @@ def gate(
     from mindtune.controller.contract import write_atomic
     from mindtune.controller.reports.gate import judge_run, to_junit
 
-    output = judge_run(run, rules, format=format, conditions=told_conditions(study))
+    output = judge_run(
+        run,
+        rules,
+        format=format,
+        names=told_names(map),
+        conditions=told_conditions(study),
+    )
     if junit is not None:
         write_atomic(junit, to_junit(output, suite=run.resolve().name))
     if json:

@@ -24,6 +24,7 @@ from mindtune.controller.metrics.judge import judge
 from mindtune.controller.metrics.resources import profile_mean, resource_use
 from mindtune.controller.metrics.run_source import RunSource, open_source
 from mindtune.controller.metrics.throughput import Figures, throughput
+from mindtune.controller.records.log_readers import Names
 from mindtune.policies.detectors.non_finite import LARGEST
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.search.efficiency import steadiness
@@ -40,6 +41,7 @@ def read_metrics(
     path: Path,
     *,
     format: str = "auto",  # noqa: A002 - the option's word
+    names: Names | None = None,
     conditions: RunConditions | None = None,
 ) -> RunMetrics:
     """Return the metrics of what lies at a path.
@@ -48,6 +50,7 @@ def read_metrics(
         path: Folder of a run or trial, a training log, or a file that holds metrics already, such
             as a baseline.
         format: Name of a log reader, or `auto`.
+        names: What a log calls the signals; None: what is known.
         conditions: What is known besides, such as `study_conditions` of a study file; what the
             run says itself comes first.
 
@@ -58,7 +61,7 @@ def read_metrics(
         content = read_json(path)
         if isinstance(content, dict) and {"source", "convergence", "steps"} <= set(content):
             return parse(RunMetrics, content, source=str(path))
-    source = open_source(path, format=format)
+    source = open_source(path, format=format, names=names)
     return measure(source, conditions=conditions)
 
 

@@ -23,7 +23,8 @@ from mindtune.controller.contract.conditions import RunConditions
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.metrics.peaks import look_up_peak
 from mindtune.controller.records import RunFolder, read_decisions, read_profiles
-from mindtune.controller.records.log_readers import open_log
+from mindtune.controller.records.log_readers import Names
+from mindtune.controller.replay import open_logs
 from mindtune.policies.signals import Observation
 
 __all__ = ["RunSource", "open_source", "study_conditions"]
@@ -56,20 +57,27 @@ class RunSource:
         return self.format not in ("run", "trial")
 
 
-def open_source(path: Path, *, format: str = "auto") -> RunSource:  # noqa: A002 - its own word
+def open_source(
+    path: Path,
+    *,
+    format: str = "auto",  # noqa: A002 - its own word
+    names: Names | None = None,
+) -> RunSource:
     """Return what lies at a path.
 
     Args:
-        path: Folder of a run or a trial, or a log file.
+        path: Folder of a run or a trial; or a log, or a folder with the logs of ranks.
         format: Name of a log reader, or `auto`.
+        names: What a log calls the signals; None: what is known.
 
     Raises:
         ConfigError: There is nothing that can be read.
     """
-    if not path.is_dir():
-        log = open_log(path, format)
-        return RunSource(path.name, log.format.name, log)
     folder = RunFolder(path)
+    own_files = (folder.signals, folder.result, path / KnobsFile.FILE, path / TrialRecord.FILE)
+    if not any(file.exists() for file in own_files):
+        logs = open_logs([path], format, names)
+        return RunSource(path.name, logs.format, logs)
     conditions = _conditions(path)
     record_file = path / TrialRecord.FILE
     plan = _knobs(path)

@@ -22,6 +22,7 @@ from mindtune.controller.contract import (
 )
 from mindtune.controller.metrics.run_metrics import measure
 from mindtune.controller.metrics.run_source import open_source
+from mindtune.controller.records.log_readers import Names
 from mindtune.policies.signals import Observation
 
 __all__ = ["DEFAULT_RULES", "judge_run", "to_junit"]
@@ -53,6 +54,7 @@ def judge_run(
     rules_file: Path | None = None,
     *,
     format: str = "auto",  # noqa: A002 - the option's word
+    names: Names | None = None,
     conditions: RunConditions | None = None,
 ) -> GateOutput:
     """Return what every rule says about a run.
@@ -61,6 +63,7 @@ def judge_run(
         run: folder of a run, finished or going on, or of a trial; or a training log.
         rules_file: gate.yaml; None: the default rules.
         format: name of a log reader, or `auto`.
+        names: what a log calls the signals; None: what is known.
         conditions: what is known besides, for metrics that need the model or the peak.
 
     Raises:
@@ -69,7 +72,7 @@ def judge_run(
     rules: Sequence[GateRule] = DEFAULT_RULES
     if rules_file is not None:
         rules = read_document(GateFile, rules_file).rules
-    source = open_source(run, format=format)
+    source = open_source(run, format=format, names=names)
     windows = [_Window(rule) for rule in rules if rule.signal is not None]
     steps = _passing(source.observations, windows)
     metrics = None

@@ -296,7 +296,7 @@ def test_nothing_to_read_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="at least one optimizer step"):
         read_metrics(write_run(tmp_path / "empty", []))
     (tmp_path / "bare").mkdir()
-    with pytest.raises(ConfigError, match="must exist"):
+    with pytest.raises(ConfigError, match="but it has none of these"):
         read_metrics(tmp_path / "bare")
     with pytest.raises(ConfigError, match="does not exist"):
         read_metrics(tmp_path / "none.log")
@@ -314,6 +314,17 @@ def test_a_log_with_an_interval_and_two_trainings(tmp_path):
     assert (metrics.convergence.first_loss, metrics.convergence.best_loss) == (2.0, 2.0)
     # One spike in 1300 steps, of which every tenth is told.
     assert metrics.stability.loss_spikes_per_1000_steps == pytest.approx(1 / 1.3)
+
+
+def test_the_logs_of_ranks_are_one_run(tmp_path):
+    for rank, slow in ((0, 0.0), (1, 0.25)):
+        rows = [f"{step},{3 - step / 100},{0.5 + slow}" for step in range(1, 31)]
+        text = "step,loss,step_time_s\n" + "\n".join(rows) + "\n"
+        (tmp_path / f"worker_{rank}.log").write_text(text)
+    metrics = read_metrics(tmp_path)
+    assert metrics.steps.recorded == 30
+    # Each step takes as long as on the slowest rank.
+    assert metrics.throughput.step_time_s == 0.75
 
 
 def test_non_finite_ends_are_not_hidden(tmp_path):

@@ -90,7 +90,7 @@ def test_wrong_rules_are_refused(tmp_path):
         judge_run(run, rules)
     with pytest.raises(ValueError, match="must have a min or a max"):
         GateRule(name="a", signal="loss", statistic="max")
-    with pytest.raises(ConfigError, match="must exist"):
+    with pytest.raises(ConfigError, match="but it has none of these"):
         judge_run(tmp_path)
 
 
@@ -141,7 +141,7 @@ rules:
 """
 
 
-def test_rules_over_metrics_of_a_folder_and_of_a_log(tmp_path):
+def test_rules_over_metrics_of_a_folder_and_of_a_log(tmp_path, capsys):
     run = tmp_path / "run"
     run.mkdir()
     lines = [f"{step},{3 - step / 100},0.5,train" for step in range(1, 61)]
@@ -157,6 +157,13 @@ def test_rules_over_metrics_of_a_folder_and_of_a_log(tmp_path):
         assert checks[2].message.startswith("mfu was not measured: needs the model's shape")
         assert checks[3].value == 2.4
     assert main(["gate", str(log), "--rules", str(rules)]) == 1
+    capsys.readouterr()
+    named = tmp_path / "named.csv"
+    named.write_text(log.read_text().replace("loss", "cost"))
+    command = ["gate", str(named), "--rules", str(rules), "--map", "loss=cost", "--json"]
+    assert main(command) == 1
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    assert [check["ok"] for check in checks] == [False, True, None, True]
 
 
 @pytest.mark.parametrize(
