@@ -9,9 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mindtune.search.calibration import Prior, fit
+from mindtune.search.calibration import (
+    Doubt,
+    Fit,
+    Prior,
+    fit,
+)
 from mindtune.search.facts import StudyFacts
 from mindtune.search.forecasts import memory_forecast, time_forecast
 from mindtune.search.knobs import Config, KnobValue
@@ -19,9 +24,12 @@ from mindtune.search.layout import DEGREES
 from mindtune.search.memory_model import MemoryParts, MemoryRates, stage_memory
 from mindtune.search.time_model import TimeParts, TimeRates, time_parts
 
+if TYPE_CHECKING:
+    from mindtune.search.forecasts import Floats, Forecast
+
 __all__ = [
-    "COST_KNOBS", "MEMORY_NOISE", "TIME_NOISE", "TRUSTED", "CostModel", "Measurement",
-    "Prediction", "Usual", "calibrate",
+    "COST_KNOBS", "FAR", "MEMORY_MISFIT", "MEMORY_NOISE", "TIME_MISFIT", "TIME_NOISE", "TRUSTED",
+    "CostModel", "Measurement", "Prediction", "Usual", "calibrate",
 ]  # fmt: skip
 
 COST_KNOBS = (
@@ -49,6 +57,8 @@ class Measurement:
     config: Config
     memory_bytes: float | None = None
     step_time_s: float | None = None
+    memory_above: float | None = None
+    """Bytes that it ran out of: all that is known is that it wants more."""
 
 
 _TIME_SPREADS = TimeRates(
@@ -75,6 +85,18 @@ class Usual:
     """Standard deviations of the rates' logarithms between trainings."""
     time_spreads: TimeRates = _TIME_SPREADS
 
+    @property
+    def memory_prior(self) -> Prior:
+        """Where the calibration of memory starts from."""
+        means = tuple(map(math.log, astuple(self.memory)))
+        return Prior(means, astuple(self.memory_spreads), MEMORY_MISFIT)
+
+    @property
+    def time_prior(self) -> Prior:
+        """Where the calibration of step times starts from."""
+        means = tuple(map(math.log, astuple(self.time)))
+        return Prior(means, astuple(self.time_spreads), TIME_MISFIT)
+
 
 _Stages = tuple[MemoryParts, ...] | None
 """Memory of the stages that can be the worst; None: unknown."""
@@ -91,6 +113,8 @@ class CostModel:
     facts: StudyFacts
     memory_rates: MemoryRates = field(default_factory=MemoryRates)
     time_rates: TimeRates = field(default_factory=TimeRates)
+    memory_doubt: Doubt | None = None
+    """What trials have left open about memory; None: they have taught nothing about it."""
     calibrated_by: int = 0
     """Measurements behind the corrections; 0: formulas alone."""
     usual: Usual = field(default_factory=Usual)
@@ -139,6 +163,41 @@ class CostModel:
             return None
         return max([parts.total(self.memory_rates) for parts in stages])
 
+    @property
+    def tolerates_errors_of_memory(self) -> bool:
+        """Whether a config may be predicted to need a little more memory than there is.
+
+        The limit must be the device's own, and trials must have shown how far predictions are
+        off: then what is near it is for the sampler to weigh by its chance. A limit that the user
+        chose is kept by every prediction, and so is any limit before the first trial, where
+        predictions rest on other trainings.
+        """
+        return self.memory_doubt is not None and not self.facts.has_chosen_memory_limit
+
+    def memory_spread(self, config: Config) -> float | None:
+        """Return the standard deviation of log(memory / predicted memory); None: unknown."""
+        stages = self.stage_parts(config)
+        if stages is None:
+            return None
+        slopes = memory_forecast([stages])(self.log_memory_rates)[1]
+        return float(self.memory_spreads(slopes)[0])
+
+    def memory_spreads(self, slopes: Floats) -> Floats:
+        """Return `memory_spread` of many configs.
+
+        Args:
+            slopes: From `memory_forecast` at `log_memory_rates`.
+        """
+        doubt = self.memory_doubt or self.usual.memory_prior.doubt
+        return doubt.spreads(slopes)
+
+    @property
+    def log_memory_rates(self) -> Floats:
+        """Logarithms of the memory rates, as `memory_forecast` takes them."""
+        import numpy as np  # noqa: PLC0415 - `space` must start without it
+
+        return np.asarray(np.log(astuple(self.memory_rates)))
+
     def step_time_s(self, config: Config) -> float | None:
         """Return the predicted time of a step."""
         parts = self.time_parts(config)
@@ -161,12 +220,18 @@ class CostModel:
         return Prediction(self.memory_bytes(config), step_time, self.mfu(step_time))
 
     def with_rates(
-        self, memory_rates: MemoryRates, time_rates: TimeRates, *, calibrated_by: int
+        self,
+        memory_rates: MemoryRates,
+        time_rates: TimeRates,
+        *,
+        memory_doubt: Doubt | None,
+        calibrated_by: int,
     ) -> CostModel:
         """Return the model with other rates; parts know none, so that these are shared."""
         found = replace(
-            self, memory_rates=memory_rates, time_rates=time_rates, calibrated_by=calibrated_by
-        )
+            self, memory_rates=memory_rates, time_rates=time_rates,
+            memory_doubt=memory_doubt, calibrated_by=calibrated_by,
+        )  # fmt: skip
         object.__setattr__(found, "_known_stages", self._known_stages)
         object.__setattr__(found, "_known_times", self._known_times)
         return found
@@ -184,7 +249,15 @@ class CostModel:
 
 
 TIME_NOISE, MEMORY_NOISE = 0.1, 0.05
-"""Relative errors of a calibrated formula, by the same experiment."""
+"""Scales of the relative errors of a calibrated formula in the median table, by the same
+experiment: what a measurement is trusted with."""
+TIME_MISFIT, MEMORY_MISFIT = 0.2, 0.12
+"""Standard deviations of these errors, tables that the formulas describe badly included: within
+what they predict with three measurements lie two thirds of the other rows."""
+FAR = 2.0
+"""Deviations of the prediction above the device's memory from which on a config is not worth a
+launch. By model_accuracy that turns away 0.2 % of the configs that fit, and 1.3 % without it; what
+lies between runs in about one case of six, and is tried in the order of its chance."""
 TRUSTED = 2.0
 """Factor by which the formulas may be off before all rates move at once."""
 
@@ -192,39 +265,50 @@ TRUSTED = 2.0
 def calibrate(model: CostModel, measurements: Sequence[Measurement]) -> CostModel:
     """Return the model whose rates fit the measurements best.
 
-    What a trial did not measure is left out: a crashed one is no evidence of 0 bytes. Where the
-    machine's speed is unknown, only memory is calibrated.
+    What a trial did not measure is left out: a crashed one is no evidence of 0 bytes. One that
+    ran out of memory says that it wants more than there was, and no more. Where the machine's
+    speed is unknown, only memory is calibrated.
     """
-    stages, memories, steps, times = [], [], [], []
+    stages, memories, exceeds, steps, times = [], [], [], [], []
     for seen in measurements:
         own, parts = model.stage_parts(seen.config), model.time_parts(seen.config)
-        if own is not None and _is_measured(seen.memory_bytes):
+        is_read = _is_measured(seen.memory_bytes)
+        if own is not None and (is_read or _is_measured(seen.memory_above)):
             stages.append(own)
-            memories.append(seen.memory_bytes)
+            memories.append(seen.memory_bytes if is_read else seen.memory_above)
+            exceeds.append(not is_read)
         if parts is not None and parts.amounts is not None and _is_measured(seen.step_time_s):
             steps.append(parts)
             times.append(seen.step_time_s)
     usual = model.usual
-    memory_rates, time_rates = usual.memory, usual.time
+    memory_rates, time_rates, doubt = usual.memory, usual.time, None
     if memories:
-        forecast = memory_forecast(stages)
-        memory_rates = _fitted(
-            forecast, memories, usual.memory, usual.memory_spreads, MEMORY_NOISE
-        )
+        prior = usual.memory_prior
+        found = _fitted(memory_forecast(stages), memories, prior, MEMORY_NOISE, exceeds)
+        memory_rates = MemoryRates(*map(math.exp, found.log_rates))
+        doubt = found.doubt
     if times:
-        forecast = time_forecast(steps)
-        time_rates = _fitted(forecast, times, usual.time, usual.time_spreads, TIME_NOISE)
-    return model.with_rates(memory_rates, time_rates, calibrated_by=max(len(times), len(memories)))
+        found = _fitted(time_forecast(steps), times, usual.time_prior, TIME_NOISE)
+        time_rates = TimeRates(*map(math.exp, found.log_rates))
+    calibrated_by = max(len(times), len(memories))
+    return model.with_rates(
+        memory_rates, time_rates, memory_doubt=doubt, calibrated_by=calibrated_by
+    )
 
 
 def _is_measured(value: float | None) -> bool:
     return value is not None and value > 0 and math.isfinite(value)
 
 
-def _fitted(forecast: Any, measured: Sequence[Any], usual: Any, spreads: Any, noise: float) -> Any:
-    """Return rates of the kind of `usual`."""
+def _fitted(
+    forecast: Forecast,
+    measured: Sequence[float | None],
+    prior: Prior,
+    noise: float,
+    exceeds: Sequence[bool] | None = None,
+) -> Fit:
     import numpy as np  # noqa: PLC0415 - `space` must start without it
 
-    prior = Prior(tuple(map(math.log, astuple(usual))), astuple(spreads))
-    found = fit(forecast, np.log(np.array(measured, dtype=float)), prior, noise, trusted=TRUSTED)
-    return type(usual)(*map(math.exp, found.log_rates))
+    bounds = None if exceeds is None else np.array(exceeds, dtype=bool)
+    logs = np.log(np.array(measured, dtype=float))
+    return fit(forecast, logs, prior, noise, exceeds=bounds, trusted=TRUSTED)

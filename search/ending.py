@@ -6,8 +6,7 @@ import statistics
 from dataclasses import dataclass, field
 
 import optuna
-from optuna.study import StudyDirection
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from mindtune.search.attributes import GAIN, WALL
 from mindtune.search.history import Attempt
@@ -34,10 +33,13 @@ class Ending:
     news: tuple[float, int] | None = field(default=None, init=False)
     """Gain expected of the trial to come, and the number of results that this rests on."""
 
-    def reason(self, tried: list[Attempt], *, elapsed_s: float, has_news: bool) -> str | None:
+    def reason(
+        self, trials: list[FrozenTrial], tried: list[Attempt], *, elapsed_s: float, has_news: bool
+    ) -> str | None:
         """Return why the search is over; None: it is not.
 
         Args:
+            trials: Of the study.
             tried: Configs that were really started.
             elapsed_s: Seconds that the search has taken so far.
             has_news: Whether a result may have come since the last question; rejected proposals
@@ -47,7 +49,7 @@ class Ending:
             return f"the time budget of {self.time_budget_s:g} s is used up"
         ranking = self.outlook.ranking
         counted = sum(attempt.outcome != "interrupted" for attempt in tried)
-        waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        waiting = [trial for trial in trials if trial.state == TrialState.WAITING]
         queued = queued_configs(waiting, ranking.space.knobs).values()
         # A baseline that was lost is measured besides: the others are compared with it.
         if counted >= self.trials and self.baseline not in queued:
@@ -58,15 +60,15 @@ class Ending:
             return f"every feasible config has been tried ({ranking.feasible})"
         if self.stop is None or not has_news:
             return None
-        return self._no_longer_pays(self.stop, tried)
+        return self._no_longer_pays(self.stop, trials, tried)
 
-    def _no_longer_pays(self, stop: StopRule, tried: list[Attempt]) -> str | None:
+    def _no_longer_pays(
+        self, stop: StopRule, trials: list[FrozenTrial], tried: list[Attempt]
+    ) -> str | None:
         """Return why no further trial pays; None: one does, or nothing is known yet."""
         finished = sum(a.outcome not in ("running", "interrupted") for a in tried)
-        sign = -1.0 if self.study.directions == [StudyDirection.MINIMIZE] else 1.0
-        trials = self.study.get_trials(deepcopy=False)
         # The number that the next trial will have, unless another worker is faster.
-        found = self.outlook.suggest(tried, number=len(trials), sign=sign)
+        found = self.outlook.look(self.study, tried, number=len(trials))
         if found is None or found.gain is None:
             return None
         self.news = (found.gain, finished)

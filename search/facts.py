@@ -121,6 +121,23 @@ class StudyFacts:
             found.append((most, f"constraints.max_memory = {size_text(most)}"))
         return min(found, default=None)
 
+    @property
+    def has_chosen_memory_limit(self) -> bool:
+        """Whether the memory limit is the user's own; else it is all that a device has."""
+        most, device = self.limits.max_memory, self.cluster.device_memory
+        if device is None or self.limits.memory_utilization is not None:
+            return self.memory_limit is not None
+        return most is not None and most <= device
+
+    @property
+    def memory_capacity(self) -> float | None:
+        """Bytes that a trial which ran out of memory must have wanted more than; None: unknown.
+
+        A program may be held to `max_memory`; `memory_utilization` holds nobody back.
+        """
+        sizes = (self.limits.max_memory, self.cluster.device_memory)
+        return min((size for size in sizes if size is not None), default=None)
+
 
 def size_text(size_bytes: float) -> str:
     """Return a size for a reason, binary, such as `58.5GB`."""

@@ -55,6 +55,8 @@ class Attempt:
     outcome: str
     value: float | None = None
     """Measured; None: nothing to compare with."""
+    objectives: tuple[float, ...] = ()
+    """Measured, of a study with several; empty: it has one, or nothing was measured."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ model and the attempts alone.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
@@ -19,15 +20,15 @@ from numpy.typing import NDArray
 from mindtune.search.advice import ADVICE
 from mindtune.search.baseline import choose_baseline
 from mindtune.search.constraints import SpaceReport
-from mindtune.search.cost_model import COST_KNOBS, CostModel, Measurement, calibrate
+from mindtune.search.cost_model import COST_KNOBS, FAR, CostModel, Measurement, calibrate
 from mindtune.search.encoding import Encoding, Flags, Floats, Places, following
 from mindtune.search.forecasts import memory_forecast, time_forecast
 from mindtune.search.history import MAX_STARTS, MEMORY_KNOBS, Attempt, infer
 from mindtune.search.knobs import Config, KnobValue
 from mindtune.search.memory_model import MemoryRates
+from mindtune.search.normal import normal_cdf
 from mindtune.search.rules import RULES
 from mindtune.search.space import Space
-from mindtune.search.time_model import TimeRates
 from mindtune.search.walk import walk
 
 __all__ = ["Indices", "Ranking", "choices", "passing_without_memory"]
@@ -117,6 +118,7 @@ class Ranking:
                 learnt.with_rates(
                     self._first_cost.memory_rates,
                     learnt.time_rates,
+                    memory_doubt=self._first_cost.memory_doubt,
                     calibrated_by=learnt.calibrated_by,
                 )
             )
@@ -135,6 +137,26 @@ class Ranking:
             if attempt.outcome == "oom":
                 is_open[self._excluded_by(attempt)] = False
         return np.asarray(self._order[is_open[self._order]])
+
+    def chance_to_fit(self, indices: Indices) -> Floats:
+        """Return the probability that the memory of each config stays within the limit.
+
+        The logarithm of what a config needs is expected to be normal around the prediction, with
+        the deviation that trials have left open (`CostModel.memory_spreads`). 1 where there is no
+        limit or the memory is unknown: that is no statement, and failures speak for themselves.
+        """
+        limit = self.cost.facts.memory_limit
+        if limit is None:
+            return np.ones(len(indices))
+        log_memory, spread = self._amounts.log_memory(self.cost, indices)
+        chance = normal_cdf((math.log(limit[0]) - log_memory) / spread)
+        return np.where(np.isnan(log_memory), 1.0, chance)
+
+    def is_expected_to_fit(self, config: Mapping[str, KnobValue]) -> bool | None:
+        """Return whether a config's predicted memory is within the limit; None: unknown."""
+        limit = self.cost.facts.memory_limit
+        predicted = self.cost.memory_bytes(self.space.complete(config))
+        return None if limit is None or predicted is None else predicted <= limit[0]
 
     def num_different(self, config: Mapping[str, KnobValue]) -> NDArray[np.int16]:
         """Return by config in how many knobs it differs from a given one."""
@@ -199,7 +221,11 @@ class Ranking:
             return found
         memory = self._amounts.memory(self.cost)
         if facts.memory_limit is not None:
-            found &= ~(memory > facts.memory_limit[0])
+            above = np.flatnonzero(memory > facts.memory_limit[0])
+            if self.cost.tolerates_errors_of_memory:
+                log_memory, spread = self._amounts.log_memory(self.cost, above)
+                above = above[log_memory > math.log(facts.memory_limit[0]) + FAR * spread]
+            found[above] = False
         least, device_memory = facts.limits.min_memory_utilization, facts.cluster.device_memory
         if least is not None and device_memory is not None:
             found &= ~(memory < least * device_memory)
@@ -234,10 +260,6 @@ def _has_memory_limit(cost: CostModel) -> bool:
     )
 
 
-def _logs(rates: MemoryRates | TimeRates) -> Floats:
-    return np.asarray(np.log(astuple(rates)))
-
-
 class _Amounts:
     """What memory and time of many configs are made of, once for all that share it."""
 
@@ -255,6 +277,7 @@ class _Amounts:
         stages = [own for own, _ in parts if own is not None]
         self._stages_at = np.array([own is not None for own, _ in parts], dtype=bool)
         self._memory = memory_forecast(stages) if stages else None
+        self._last_memory: tuple[MemoryRates, Floats, Floats] | None = None
         steps = [step for _, step in parts if step is not None]
         timed = bool(steps) and cost.facts.cluster.is_timed
         known = [
@@ -268,15 +291,30 @@ class _Amounts:
 
     def memory(self, cost: CostModel) -> Floats:
         """Return the predicted bytes of each config; NaN: unknown."""
-        found = np.full(len(self._stages_at), np.nan)
-        if self._memory is not None:
-            found[self._stages_at] = np.exp(self._memory(_logs(cost.memory_rates))[0])
-        return found[self._of]
+        return np.asarray(np.exp(self._memory_at(cost)[0])[self._of])
+
+    def log_memory(self, cost: CostModel, indices: Indices) -> tuple[Floats, Floats]:
+        """Return the logarithm of predicted bytes and its deviation; NaN: unknown."""
+        log_memory, slopes = self._memory_at(cost)
+        of = self._of[indices]
+        return log_memory[of], cost.memory_spreads(slopes[of])
+
+    def _memory_at(self, cost: CostModel) -> tuple[Floats, Floats]:
+        """Return log bytes and their slopes over the log rates; the last answer is kept."""
+        if self._last_memory is None or self._last_memory[0] != cost.memory_rates:
+            rates = cost.log_memory_rates
+            found = np.full(len(self._stages_at), np.nan)
+            slopes = np.full((len(found), len(rates)), np.nan)
+            if self._memory is not None:
+                found[self._stages_at], slopes[self._stages_at] = self._memory(rates)
+            self._last_memory = (cost.memory_rates, found, slopes)
+        return self._last_memory[1:]
 
     def log_cost(self, cost: CostModel) -> Floats:
         """Return the logarithm of `CostModel.relative_cost` of each config; NaN: unknown."""
         found = np.full(len(self._timed_at), np.nan)
-        found[self._timed_at] = (
-            self._log_work if self._time is None else self._time(_logs(cost.time_rates))[0]
-        )
+        if self._time is None:
+            found[self._timed_at] = self._log_work
+        else:
+            found[self._timed_at] = self._time(np.log(astuple(cost.time_rates)))[0]
         return found[self._of]

@@ -6,9 +6,11 @@ add one, write the function and one line in `RULES`; `reads` names every knob it
 
 from __future__ import annotations
 
+import math
+
 from mindtune.search import layout
 from mindtune.search.advice import ADVICE
-from mindtune.search.cost_model import COST_KNOBS, CostModel
+from mindtune.search.cost_model import COST_KNOBS, FAR, CostModel
 from mindtune.search.facts import size_text
 from mindtune.search.knobs import Config, knob_text
 from mindtune.search.pipeline_rules import PIPELINE_RULES, RECOMPUTE_RULES
@@ -221,7 +223,13 @@ def _memory(config: Config, cost: CostModel) -> str | None:
     predicted = cost.memory_bytes(config) if limit is not None else None
     if limit is None or predicted is None or predicted <= limit[0]:
         return None
-    return f"predicted memory = {size_text(predicted)} must be at most {limit[1]}"
+    reason = f"predicted memory = {size_text(predicted)} must be at most {limit[1]}"
+    spread = cost.memory_spread(config) if cost.tolerates_errors_of_memory else None
+    if spread is None:
+        return reason
+    if predicted <= limit[0] * math.exp(FAR * spread):
+        return None
+    return f"{reason}, {FAR:g} times the {spread:.1%} by which predictions are off included"
 
 
 def _memory_used(config: Config, cost: CostModel) -> str | None:

@@ -4,12 +4,14 @@ It returns feasible configs only, never one that was tried or is running, never 
 failure rules out for certain, and is deterministic: the same seed, space and trials give the same
 proposal, in a resumed study too. Every step it asks a Gaussian process, whose prior mean is the
 cost model's order, for the config with the largest expected improvement of log(value), weighted
-by the probability that it runs at all. Trials that are still running count with the value that
-is expected of them, so that parallel workers spread out; those that were stopped early as a bound:
-their value is the best that they could still have come to.
+by the probability that it runs at all (`prospects`). Trials that are still running count with the
+value that is expected of them, so that parallel workers spread out; those that were stopped early
+as a bound: their value is the best that they could still have come to.
 
 It needs no more than Optuna: a trial that carries what it measured of memory and step time
-(`attributes.MEMORY`, `attributes.STEP_TIME`) calibrates the cost model, whoever ran it.
+(`attributes.MEMORY`, `attributes.STEP_TIME`) or that it ran out of memory (`attributes.OUTCOME`)
+calibrates the cost model, whoever ran it. In a study of several objectives it proposes for their
+front, each trial by weights of its own (`tchebycheff`).
 
 In its staged mode it changes one thing of the best config at a time, in the order of `STAGES`, as
 long as that is expected to be worth a trial.
@@ -30,12 +32,15 @@ from optuna.trial import FrozenTrial
 
 from mindtune.search.baseline import choose_baseline
 from mindtune.search.constraints import SpaceReport
-from mindtune.search.encoding import Floats, Places
+from mindtune.search.encoding import Floats
 from mindtune.search.errors import SearchError, SpaceExhaustedError
 from mindtune.search.history import Attempt
 from mindtune.search.knobs import Config
+from mindtune.search.noise import LaunchNoise
+from mindtune.search.prospects import Prospects
 from mindtune.search.ranking import Indices, Ranking, choices
 from mindtune.search.stages import changes_one_thing
+<<<<<<< HEAD
 from mindtune.search.surrogate import (
     Beliefs,
     believe_below,
@@ -45,6 +50,10 @@ from mindtune.search.surrogate import (
 )
 from mindtune.search.tpe import ConfigTPESampler
 from mindtune.search.trial_history import attempts, measurements
+=======
+from mindtune.search.tchebycheff import draw_weights, scalarize
+from mindtune.search.trial_history import attempts, launch_noise, measurements
+>>>>>>> 7c9516f ([prun] Weigh configs by the chance that their memory fits, learn from what ran out of it, search fronts)
 
 __all__ = ["SAMPLERS", "GuidedSampler", "Suggestion", "make_sampler", "parameters"]
 
@@ -52,17 +61,11 @@ SAMPLERS = ("guided", "staged", "tpe", "random")
 """Samplers by name; `tpe` and `random` may propose infeasible configs, which are never run."""
 
 _MAX_ASKED = 2048
-"""Candidates judged per proposal; of larger spaces the best predicted, a random part and the
+"""Candidates judged per proposal; of larger spaces the most promising, a random part and the
 neighbours of the best trials."""
 _WORTH = 0.03
 """Expected gain, in log(value), from which on a single change is tried in the staged mode: less is
 a tie of two measurements."""
-_MAX_STOPPED = 60
-"""Trials stopped early that the model looks at, the newest."""
-_NO_CHANCE = 1e-300
-"""Stands for a probability of 0, which has no logarithm."""
-_NO_VERDICT = frozenset({"interrupted", "running", "ok", "pruned"})
-"""Outcomes that say nothing against a config."""
 
 
 def parameters(report: SpaceReport) -> dict[str, BaseDistribution]:
@@ -142,19 +145,13 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
         """
         if not search_space:
             return {}
-        if len(study.directions) > 1:
-            raise SearchError(
-                "the guided sampler maximises or minimises one value, but the study has "
-                f"{len(study.directions)} directions."
-            )
         trials = study.get_trials(deepcopy=False)
         self.ranking.learn_from(measurements(trials, self.ranking.space))
         tried = attempts(trials, self.ranking.space.knobs)
-        sign = 1.0 if study.direction == StudyDirection.MAXIMIZE else -1.0
-        config = self.propose(tried, number=trial.number, sign=sign)
-        if config is None:
+        found = self.look(study, tried, number=trial.number)
+        if found is None:
             raise SpaceExhaustedError(trial.number)
-        return dict(config)
+        return dict(found.config)
 
     def sample_independent(
         self,
@@ -174,6 +171,24 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
             )
         return self._baseline[param_name]
 
+    def look(self, study: Study, tried: Sequence[Attempt], *, number: int) -> Suggestion | None:
+        """Return what to try next in a study; None: every config was tried.
+
+        Args:
+            study: With its directions and repeats.
+            tried: Its attempts.
+            number: Of the trial to come.
+        """
+        signs = [-1.0 if d == StudyDirection.MINIMIZE else 1.0 for d in study.directions]
+        repeated = launch_noise(study)
+        if len(signs) == 1:
+            return self.suggest(tried, number=number, sign=signs[0], repeated=repeated)
+        weights = draw_weights(self._seed, number, len(signs))
+        single = scalarize(tried, signs, weights)
+        return self.suggest(
+            single.tried, number=number, repeated=repeated, speed_share=single.speed_share
+        )
+
     def propose(
         self, tried: Sequence[Attempt], *, number: int, sign: float = 1.0
     ) -> Config | None:
@@ -182,7 +197,13 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
         return None if found is None else found.config
 
     def suggest(
-        self, tried: Sequence[Attempt], *, number: int, sign: float = 1.0
+        self,
+        tried: Sequence[Attempt],
+        *,
+        number: int,
+        sign: float = 1.0,
+        repeated: LaunchNoise | None = None,
+        speed_share: float = 1.0,
     ) -> Suggestion | None:
         """Return what to try after some attempts; None: every config was tried.
 
@@ -192,22 +213,23 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
             tried: Everything that was started so far.
             number: Of the trial to come; together with the seed it fixes all randomness.
             sign: 1 for values to maximise, -1 for values to minimise.
+            repeated: How much launches of one config differ, where that was measured.
+            speed_share: How far log(value) falls with the predicted log cost.
         """
         open_indices = self.ranking.untried(tried)
-        asked_for = (list(tried), number, sign, self.ranking.cost)
+        asked_for = (list(tried), number, sign, repeated, speed_share, self.ranking.cost)
         if self._last is None or self._last[0] != asked_for:
-            found = self._suggest(tried, open_indices, number, sign) if len(open_indices) else None
+            known = Prospects(self.ranking, tried, sign, repeated, speed_share)
+            found = self._suggest(known, open_indices, number) if len(open_indices) else None
             self._last = (asked_for, found)
         return self._last[1]
 
-    def _suggest(
-        self, tried: Sequence[Attempt], open_indices: Indices, number: int, sign: float
-    ) -> Suggestion:
-        measured = _measured(tried, sign)
+    def _suggest(self, known: Prospects, open_indices: Indices, number: int) -> Suggestion:
+        measured = known.measured
         if not measured:
             # Nothing to learn from yet: the best predicted config that is likely to run.
             asked = open_indices[:_MAX_ASKED]
-            promise = self._log_chance(tried, asked) - self.ranking.log_costs[asked]
+            promise = known.log_chance(asked) - self.ranking.log_costs[asked]
             return Suggestion(self._best(asked, promise), gain=None)
         stages: list[Indices] = []
         if self._is_staged:
@@ -215,7 +237,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
         at = self._asked(open_indices, measured, number)
         at = np.unique(np.concatenate([at, *stages]))  # the order is that of the ranking
         asked = open_indices[at]
-        log_gain = self._log_gain(tried, asked, sign)
+        log_gain = known.log_gain(asked)
         largest = float(np.exp(log_gain.max()))
         for stage in stages:
             own = np.isin(at, stage)
@@ -226,47 +248,18 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
     def _best(self, asked: Indices, scores: Floats) -> Config:
         return self.ranking.configs[int(asked[np.argmax(scores)])]
 
-    def _log_gain(self, tried: Sequence[Attempt], asked: Indices, sign: float) -> Floats:
-        """Return log of each asked config's expected improvement, weighted by its chance to run.
-
-        Needs a measured attempt.
-        """
-        measured = [attempt for attempt in tried if _is_measured(attempt)]
-        places, log_cost = self._known(measured)
-        model = fit(self.ranking.encoding, places, _log_values(measured, sign), log_cost)
-        believed = []
-        running = [attempt for attempt in tried if attempt.outcome == "running"]
-        if running:
-            own, cost = self._known(running)
-            guess = model.posterior(own, cost)
-            believed.append(Beliefs(own, cost, guess.mean, np.zeros(len(own))))
-        stopped = [attempt for attempt in tried if _is_bound(attempt)][-_MAX_STOPPED:]
-        if stopped:
-            own, cost = self._known(stopped)
-            guess = model.posterior(own, cost)
-            believed.append(believe_below(guess, own, cost, _log_values(stopped, sign)))
-        posterior = model.posterior(
-            self.ranking.places[asked], self.ranking.log_costs[asked], believed
-        )
-        return log_expected_improvement(posterior) + self._log_chance(tried, asked)
-
-    def _log_chance(self, tried: Sequence[Attempt], asked: Indices) -> Floats:
-        return np.asarray(np.log(np.maximum(self._chance(tried, asked), _NO_CHANCE)))
-
-    def _chance(self, tried: Sequence[Attempt], asked: Indices) -> Floats:
-        """Return the probability that each asked config runs at all."""
-        judged = [a for a in tried if a.outcome not in _NO_VERDICT or a.value is not None]
-        succeeded = np.array([(a.value or 0.0) > 0 for a in judged], dtype=bool)
-        known = self.ranking.encoding.places([attempt.config for attempt in judged])
-        return probability_ok(self.ranking.encoding, known, succeeded, self.ranking.places[asked])
-
     def _asked(self, open_indices: Indices, measured: Sequence[Attempt], number: int) -> Indices:
         """Return which of the open configs are worth judging, by their places there."""
         if len(open_indices) <= _MAX_ASKED:
             return np.arange(len(open_indices))
         half = _MAX_ASKED // 2
         draw = np.random.default_rng([self._seed, number])
-        at = [np.arange(half), draw.choice(len(open_indices), half // 2, replace=False)]
+        first = open_indices[: 4 * _MAX_ASKED]
+        promise = np.log(self.ranking.chance_to_fit(first)) - self.ranking.log_costs[first]
+        at = [
+            np.argsort(-promise, kind="stable")[:half],
+            draw.choice(len(open_indices), half // 2, replace=False),
+        ]
         for attempt in measured[:5]:
             is_near = self.ranking.num_different(attempt.config)[open_indices] <= 2
             at.append(np.flatnonzero(is_near)[: half // 10])
@@ -280,31 +273,3 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
         for at in changes_one_thing(encoding.names, differs):
             if at.any():
                 yield np.flatnonzero(at)[:_MAX_ASKED]
-
-    def _known(self, known: Sequence[Attempt]) -> tuple[Places, Floats]:
-        """Return places and predicted costs of attempts."""
-        configs = [attempt.config for attempt in known]
-        return self.ranking.encoding.places(configs), self.ranking.log_cost(configs)
-
-
-def _is_measured(attempt: Attempt) -> bool:
-    """Whether an attempt came to a value of its own; 0 is a failure."""
-    return attempt.outcome not in ("pruned", "running") and _is_usable(attempt.value)
-
-
-def _is_bound(attempt: Attempt) -> bool:
-    return attempt.outcome == "pruned" and _is_usable(attempt.value)
-
-
-def _is_usable(value: float | None) -> bool:
-    return value is not None and 0 < value < math.inf
-
-
-def _measured(tried: Sequence[Attempt], sign: float) -> list[Attempt]:
-    """Return the measured attempts, best first."""
-    found = [attempt for attempt in tried if _is_measured(attempt)]
-    return sorted(found, key=lambda attempt: -sign * (attempt.value or 0.0))
-
-
-def _log_values(known: Sequence[Attempt], sign: float) -> Floats:
-    return np.array([sign * math.log(attempt.value or 1.0) for attempt in known])

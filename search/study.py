@@ -143,13 +143,15 @@ class Proposer:
             elapsed_s: Seconds that the search has taken so far.
             alone: Propose nothing while another worker's trial runs.
         """
-        trials = self.study.get_trials(deepcopy=False)
-        self.ranking.learn_from(measurements(trials, self._space))
         self._ending.news = None
         for rejections in range(2 * _MAX_REJECTIONS):
+            trials = self.study.get_trials(deepcopy=False)
+            if not rejections:
+                self.ranking.learn_from(measurements(trials, self._space))
             self.stopped = self._ending.reason(
-                self.attempts(), elapsed_s=elapsed_s, has_news=not rejections
-            )
+                trials, attempts(trials, self._space.knobs),
+                elapsed_s=elapsed_s, has_news=not rejections,
+            )  # fmt: skip
             self.must_wait = alone and others_run(self.study, self._open, self._peers)
             if self.stopped is None and self.must_wait:
                 self.stopped = _ALONE
@@ -276,10 +278,9 @@ class Proposer:
         """Close a proposal that may not be run; return whether it was one."""
         earlier = earlier_trials(self.study, trial.number, self._space.knobs, self._peers)
         others = attempts(earlier, self._space.knobs)
-        key = self._space.key(config)
         started = {a.number: a.config for a in others if a.outcome != "interrupted"}
         claimed = {**started, **queued_configs(earlier, self._space.knobs)}
-        known = [number for number, other in claimed.items() if self._space.key(other) == key]
+        known = [number for number, other in claimed.items() if other == config]
         if known:
             self._close(trial, config, "duplicate", f"same config as trial {known[0]}")
             return True
@@ -346,9 +347,8 @@ class Proposer:
             self._queue(self.ranking.configs[draw.choice(indices)], {})
 
     def _may_retry(self, config: Config, trials: list[FrozenTrial]) -> bool:
-        key = self._space.key(config)
         is_baseline = config == self.baseline.config
-        same = [a for a in attempts(trials, self._space.knobs) if self._space.key(a.config) == key]
+        same = [a for a in attempts(trials, self._space.knobs) if a.config == config]
         finished = any(a.outcome not in ("interrupted", "running") for a in same)
         return not finished and (is_baseline or len(same) < self._max_attempts)
 

@@ -12,11 +12,12 @@ JRSS B 39, 1977.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mindtune.search.encoding import Encoding, Flags, Floats, Places
+from mindtune.search.noise import LaunchNoise
 from mindtune.search.normal import log_mean_excess, normal_cdf, truncation
 
 __all__ = [
@@ -137,7 +138,13 @@ class Surrogate:
         )
 
 
-def fit(encoding: Encoding, tried: Places, log_values: Floats, log_cost: Floats) -> Surrogate:
+def fit(
+    encoding: Encoding,
+    tried: Places,
+    log_values: Floats,
+    log_cost: Floats,
+    repeated: LaunchNoise | None = None,
+) -> Surrogate:
     """Return what trials teach: how much each knob does, and how much trials vary by themselves.
 
     Args:
@@ -145,16 +152,31 @@ def fit(encoding: Encoding, tried: Places, log_values: Floats, log_cost: Floats)
         tried: Places with a measured value, at least one, in the order of the trials.
         log_values: Their log(value).
         log_cost: log of the cost model's prediction, 0 where nothing is predicted.
+        repeated: How much launches of one config differ, where that was measured.
     """
     if len(tried) > _MAX_TRIED:
         kept = _informative(log_values)
         tried, log_values, log_cost = tried[kept], log_values[kept], log_cost[kept]
     center, level = _origin(log_values, log_cost)
     cost = log_cost - center
+    expected = replace(_VALUES, noise=_expected_noise(repeated))
     variances, noise = _variances(
-        _VALUES, _parts(encoding, tried), _ranks(tried), _basis(cost), log_values + cost - level
+        expected, _parts(encoding, tried), _ranks(tried), _basis(cost), log_values + cost - level
     )
     return Surrogate(encoding, tried, log_values, log_cost, variances, noise)
+
+
+def _expected_noise(repeated: LaunchNoise | None) -> tuple[float, float]:
+    """Return the variance of noise expected, and how many observations that is worth.
+
+    Repeats measure it, whatever made trials of other configs differ; the others' experience is
+    left beside them as a single observation, since between trainings noise spans a factor of ten.
+    """
+    usual, weight = _VALUES.noise
+    if repeated is None:
+        return usual, weight
+    freedom = repeated.freedom
+    return (usual + freedom * repeated.total**2) / (1.0 + freedom), weight + freedom
 
 
 def _origin(log_values: Floats, log_cost: Floats) -> tuple[float, float]:
@@ -240,7 +262,7 @@ def _variances(
 
 
 def probability_ok(encoding: Encoding, tried: Places, succeeded: Flags, asked: Places) -> Floats:
-    """Return the probability that each asked config runs at all, from which ones did.
+    """Return the probability that each asked config runs, from which ones did.
 
     Least-squares classification over the same parts: it learns which knob makes them fail.
     """

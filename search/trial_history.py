@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence
 
+from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from mindtune.search.attributes import MEMORY, OUTCOME, STEP_TIME, VALUE
 from mindtune.search.cost_model import Measurement
 from mindtune.search.history import Attempt
+from mindtune.search.noise import LaunchNoise, between_launches
+from mindtune.search.repeats import repeats
 from mindtune.search.space import Space
 
-__all__ = ["attempts", "measurements"]
+__all__ = ["attempts", "launch_noise", "measurements"]
 
 _BY_STATE = {
     TrialState.WAITING: "waiting",
@@ -39,24 +44,43 @@ def attempts(trials: Sequence[FrozenTrial], names: Sequence[str]) -> list[Attemp
             continue
         if any(name not in trial.params for name in names):
             continue
-        value = None
+        value, objectives = None, ()
         if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
-            several = VALUE in trial.user_attrs  # then Optuna knows no single value
-            value = trial.user_attrs[VALUE] if several else trial.value
+            if trial.state == TrialState.COMPLETE and len(trial.values) > 1:
+                objectives = tuple(trial.values)
+            several = VALUE in trial.user_attrs or objectives  # then Optuna knows no single value
+            value = trial.user_attrs.get(VALUE) if several else trial.value
         config = {name: trial.params[name] for name in names}
-        found.append(Attempt(trial.number, config, outcome, value))
+        found.append(Attempt(trial.number, config, outcome, value, objectives))
     return found
 
 
+def launch_noise(study: Study) -> LaunchNoise | None:
+    """Return how much launches of one config differ, from all repeats; None: there are none."""
+    values: dict[int, dict[int, float]] = defaultdict(dict)
+    for repeat in repeats(study):
+        if repeat.value is not None:
+            values[repeat.number][repeat.repeat] = repeat.value
+    return between_launches(values)
+
+
 def measurements(trials: Sequence[FrozenTrial], space: Space) -> list[Measurement]:
-    """Return what trials measured of memory and step time, where they say so."""
-    return [
-        Measurement(
-            space.complete({name: trial.params[name] for name in space.knobs}),
-            trial.user_attrs.get(MEMORY),
-            trial.user_attrs.get(STEP_TIME),
-        )
-        for trial in trials
-        if {MEMORY, STEP_TIME} & trial.user_attrs.keys()
-        and all(name in trial.params for name in space.knobs)
-    ]
+    """Return what trials measured of memory and step time, where they say so.
+
+    Of a trial that ran out of memory it is only known that it wants more than there was, whatever
+    it had taken when it failed; one that ended above the limit says how much it used.
+    """
+    capacity = space.facts.memory_capacity or 0.0
+    limit = math.inf if space.facts.memory_limit is None else space.facts.memory_limit[0]
+    found = []
+    for trial in trials:
+        known = trial.user_attrs
+        memory, above = known.get(MEMORY), None
+        if known.get(OUTCOME) == "oom" and (memory is None or memory <= limit):
+            memory, above = None, max(memory or 0.0, capacity) or None
+        if memory is None and above is None and STEP_TIME not in known:
+            continue
+        if all(name in trial.params for name in space.knobs):
+            config = space.complete({name: trial.params[name] for name in space.knobs})
+            found.append(Measurement(config, memory, known.get(STEP_TIME), above))
+    return found

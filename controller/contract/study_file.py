@@ -223,8 +223,7 @@ class ScoreSection(ContractModel):
     stability: float = Field(default=1.0, ge=0, le=100)
     pareto: bool = False
     """Search for the front of MFU and stability instead of the best value: an Optuna study with
-    two objectives, whose sampler must be one of Optuna's own. No trial is stopped early then. The
-    winner is still chosen by value."""
+    two objectives. No trial is stopped early then. The winner is still chosen by value."""
 
 
 class PolicySection(ContractModel):
@@ -300,15 +299,6 @@ class StudyFile(Document):
             raise ValueError(
                 f"trial.hosts must have room for num_devices = {cluster.num_devices}, but "
                 f"{len(hosts)} hosts of devices_per_node = {cluster.devices_per_node} have not"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _sampler_of_fronts(self) -> StudyFile:
-        if self.score.pareto and self.study.sampler not in ("tpe", "random"):
-            raise ValueError(
-                "score.pareto needs study.sampler tpe or random, which search with several "
-                f"objectives, but got {self.study.sampler}"
             )
         return self
 

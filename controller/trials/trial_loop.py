@@ -386,9 +386,11 @@ class TrialLoop:
 
 
 def _attributes(measurement: Measurement) -> dict[str, Any]:
+    # What ended above the memory limit was measured to its end as well.
+    is_whole = measurement.outcome in ("ok", "infeasible")
     entries = {
-        MEMORY: measurement.peak_memory_bytes if measurement.outcome == "ok" else None,
-        STEP_TIME: measurement.step_time_s if measurement.outcome == "ok" else None,
+        MEMORY: measurement.peak_memory_bytes if is_whole else None,
+        STEP_TIME: measurement.step_time_s if is_whole else None,
         REASON: measurement.message or None,
         WALL: measurement.wall_s,
         "mfu": measurement.mfu,

@@ -83,6 +83,8 @@ class Draw:
     """Indices of the other rows."""
     prior: Prior
     log_rates: Any
+    spread: Any
+    """Standard deviation of log(measured / predicted) that the fit itself expects, by row."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,7 @@ def _result(group: Group, prior: Prior, noise: float) -> Result:
                 held_out=np.setdiff1d(np.arange(len(group.rows)), chosen),
                 prior=prior,
                 log_rates=np.array(found.log_rates),
+                spread=found.doubt.spreads(lesson.forecast(np.array(found.log_rates))[1]),
             )
         )
     return Result(

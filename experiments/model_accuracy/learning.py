@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mindtune.search.calibration import Prior, fit
+from mindtune.search.cost_model import MEMORY_MISFIT, TIME_MISFIT
 from mindtune.search.memory_model import MemoryRates
 from mindtune.search.time_model import TimeRates
 
@@ -24,8 +25,8 @@ __all__ = ["NEUTRAL_MEMORY", "NEUTRAL_TIME", "Lesson", "learn"]
 _ROUNDS = 4
 
 
-def _prior(means: Any, spreads: Any) -> Prior:
-    return Prior(tuple(np.log(astuple(means)).tolist()), tuple(astuple(spreads)))
+def _prior(means: Any, spreads: Any, misfit: float) -> Prior:
+    return Prior(tuple(np.log(astuple(means)).tolist()), tuple(astuple(spreads)), misfit)
 
 
 NEUTRAL_TIME = _prior(
@@ -41,6 +42,7 @@ NEUTRAL_TIME = _prior(
         message=1.2, stall=2.5, sharded_stall=2.5,
         near_gradients=1.0, far_gradients=1.0, optimizer=0.8, step=0.8,
     ),
+    TIME_MISFIT,
 )  # fmt: skip
 """Round numbers: half the peak, links at two thirds of their speed."""
 
@@ -51,6 +53,7 @@ NEUTRAL_MEMORY = _prior(
     MemoryRates(
         states=0.02, buffers=0.5, activations=0.2, gathered=0.7, logits=0.4, fixed=0.8,
     ),
+    MEMORY_MISFIT,
 )  # fmt: skip
 """What the tensors take, and that tensors of states are what they are."""
 
@@ -87,5 +90,5 @@ def learn(lessons: Sequence[Lesson], start: Prior, noise: float, *, weight: floa
         spread = votes * ((rates - means) ** 2 + variances)
         squares = (spread.sum(axis=0) + weight * widest**2) / (total + weight)
         spreads = np.minimum(np.sqrt(squares), 2 * widest)
-        prior = Prior(tuple(means.tolist()), tuple(spreads.tolist()))
+        prior = Prior(tuple(means.tolist()), tuple(spreads.tolist()), start.misfit)
     return prior

@@ -7,6 +7,8 @@ import gc
 import statistics
 import time
 
+import optuna
+
 from mindtune.experiments.provenance import load_1m, provenance
 from mindtune.experiments.space_speed.proposals import proposals
 from mindtune.experiments.space_speed.spaces import SPACES
@@ -38,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="times that each space is checked")
     arguments = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     before = load_1m()
     print(
         "| space | configs | feasible | CPU s: median [lowest, highest] | wall s | CPU s per "
@@ -47,8 +50,9 @@ def main() -> None:
     for name in SPACES:
         print(_timed(name, arguments.rounds), flush=True)
     print(
-        "\n| space | feasible | trials | proposal, CPU ms: median [lowest, highest] | calibration "
-        "and new verdicts, CPU ms | once, CPU s |\n| --- | --- | --- | --- | --- | --- |"
+        "\n| space | feasible | trials | ask, CPU ms: median [lowest, highest] | of that the "
+        "sampler | calibration and new verdicts | once, CPU s |\n"
+        "| --- | --- | --- | --- | --- | --- | --- |"
     )
     for name in SPACES:
         for trials in (15, 500):

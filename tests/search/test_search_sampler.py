@@ -233,15 +233,6 @@ def test_plain_optuna_trials_that_carry_measurements_calibrate_the_cost_model():
     assert found == pytest.approx(1.5, rel=0.15)
 
 
-def test_several_directions_are_refused():
-    report = make_report()
-    study = optuna.create_study(
-        directions=["maximize", "minimize"], sampler=GuidedSampler(report, seed=3)
-    )
-    with pytest.raises(SearchError, match="2 directions"):
-        study.ask(parameters(report))
-
-
 def test_samplers_have_names():
     for name in ("guided", "staged", "tpe", "random"):
         assert isinstance(make_sampler(name, REPORT, seed=0), optuna.samplers.BaseSampler)

@@ -5,7 +5,7 @@ import math
 import optuna
 import pytest
 
-from mindtune.search import sampler as sampler_module
+from mindtune.search import prospects as prospects_module
 from mindtune.search.attributes import GAIN, WALL
 from mindtune.search.constraints import check
 from mindtune.search.errors import SearchError
@@ -153,7 +153,7 @@ def test_asks_without_a_new_result_are_one_look():
 @pytest.mark.parametrize("sampler", ["guided", "staged"])
 def test_what_is_judged_is_what_is_proposed_by_one_fit(sampler, monkeypatch):
     fits, rankings = [], []
-    fit, build = sampler_module.fit, Ranking.__init__
+    fit, build = prospects_module.fit, Ranking.__init__
 
     def fitted(*args, **options):
         fits.append(args)
@@ -169,7 +169,7 @@ def test_what_is_judged_is_what_is_proposed_by_one_fit(sampler, monkeypatch):
     )
     proposer = Proposer(study, REPORT, trials=36, stop=StopRule(min_trials=36))
     assert len(rankings) == 1
-    monkeypatch.setattr(sampler_module, "fit", fitted)
+    monkeypatch.setattr(prospects_module, "fit", fitted)
     for number in range(5):
         tried = proposer.attempts()
         proposal = proposer.ask()
