@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from mindtune.search.advice import ADVICE, advice
 from mindtune.search.conflict import Conflict, smallest_conflict
@@ -44,8 +44,7 @@ class RuleCount:
     example: Config | None
 
 
-@dataclass(frozen=True, slots=True)
-class FeasibleConfig:
+class FeasibleConfig(NamedTuple):
     """A config that no rule rejects."""
 
     config: Config

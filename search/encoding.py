@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 from mindtune.search.history import memory_need
 from mindtune.search.knobs import KnobValue
 
-__all__ = ["Encoding", "Flags", "Floats", "Places", "following"]
+__all__ = ["Encoding", "Flags", "Floats", "Indices", "Places", "following"]
 
 _ATTENTION_ALONE = 0.9
 """Place of selective recomputation between none at 1 and full at 0: it adds a few percent."""
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Indices = NDArray[np.intp]
+"""Of configs or trials."""
 Places = NDArray[np.int16]
 """Configs by the places of their values among the choices: one row each, one column per knob."""
 

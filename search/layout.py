@@ -37,6 +37,7 @@ __all__ = [
     "precision",
     "recompute_overhead",
     "recompute_share",
+    "repeated_among",
     "repeated_layers",
     "replicas",
     "stage_layers",
@@ -174,12 +175,12 @@ def layers_per_stage(config: Config, num_layers: int) -> float:
 
 def repeated_layers(config: Config, num_layers: int) -> tuple[tuple[float, float], ...]:
     """Return, per pipeline stage, the layers repeated whole and those whose attention is."""
-    layers = stage_layers(config, num_layers)
-    return _repeated_layers(str(config["recompute"]), layers)
+    return repeated_among(str(config["recompute"]), stage_layers(config, num_layers))
 
 
 @lru_cache(maxsize=4096)
-def _repeated_layers(recompute: str, layers: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
+def repeated_among(recompute: str, layers: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
+    """Return `repeated_layers` where the layers of each stage are known."""
     kind, _, detail = recompute.partition(":")
     if kind == "none":
         return ((0.0, 0.0),) * len(layers)

@@ -11,6 +11,8 @@ The parts are what the tensors take; `MemoryRates` says how much of each is real
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from mindtune.search import layout
 from mindtune.search.facts import StudyFacts
@@ -52,8 +54,7 @@ class MemoryRates:
 _DEFAULT_RATES = MemoryRates()
 
 
-@dataclass(frozen=True)
-class MemoryParts:
+class MemoryParts(NamedTuple):
     """What one rank of a stage holds, in bytes."""
 
     weights: float
@@ -121,8 +122,11 @@ def stage_memory(config: Config, facts: StudyFacts) -> tuple[MemoryParts, ...] |
     if model is None or moments is None:
         return None
     stages = layout.pipeline_stage(config)
-    layers = _layers(config, model)
-    repeated = layout.repeated_layers(config, model.num_layers)
+    whole = layout.stage_layers(config, model.num_layers)
+    repeated = layout.repeated_among(str(config["recompute"]), whole)
+    layers: tuple[float, ...] = whole
+    if config["offset"] == "even":
+        layers = (model.num_layers / stages,) * stages
     if len(layers) != stages or len(repeated) != stages:
         return None
     alike = len(set(layers)) == 1 and len(set(repeated)) == 1
@@ -133,16 +137,10 @@ def stage_memory(config: Config, facts: StudyFacts) -> tuple[MemoryParts, ...] |
     )
 
 
+@lru_cache
 def _moment_bytes(optimizer: str) -> int | None:
     name = optimizer.lower()
     return next((size for part, size in _OPTIMIZER_BYTES if part in name), None)
-
-
-def _layers(config: Config, model: ModelShape) -> tuple[float, ...]:
-    if config["offset"] == "even":
-        stages = layout.pipeline_stage(config)
-        return (model.num_layers / stages,) * stages
-    return tuple(map(float, layout.stage_layers(config, model.num_layers)))
 
 
 class _Stage:

@@ -17,14 +17,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mindtune.search.encoding import Floats, Places
+from mindtune.search.encoding import Floats, Indices, Places
 from mindtune.search.history import Attempt
 from mindtune.search.noise import LaunchNoise
-from mindtune.search.ranking import Indices, Ranking
+from mindtune.search.ranking import Ranking
 from mindtune.search.surrogate import (
+    MAX_TRIED,
     Beliefs,
     believe_below,
     fit,
+    informative,
     log_expected_improvement,
     probability_ok,
 )
@@ -62,6 +64,8 @@ class Prospects:
         """
         tried, encoding = self._tried, self._ranking.encoding
         measured = [attempt for attempt in tried if _is_measured(attempt)]
+        kept = informative(self._log_values(measured))
+        measured = [measured[index] for index in kept]
         places, log_cost = self._places(measured)
         model = fit(encoding, places, self._log_values(measured), log_cost, self._repeated)
         believed = []
@@ -86,11 +90,13 @@ class Prospects:
 
     def _chance_otherwise(self, asked: Indices) -> Floats:
         """Return the probability that each asked config does not fail but for its memory."""
+        judged = [attempt for attempt in self._tried if self._is_told(attempt)]
+        succeeded = [(attempt.value or 0.0) > 0 for attempt in judged]
+        if all(succeeded):
+            return np.ones(len(asked))
         encoding, places = self._ranking.encoding, self._ranking.places[asked]
-        judged = [a for a in self._tried if self._is_told(a)]
-        succeeded = np.array([(a.value or 0.0) > 0 for a in judged], dtype=bool)
-        known = encoding.places([attempt.config for attempt in judged])
-        return probability_ok(encoding, known, succeeded, places)
+        known = encoding.places([attempt.config for attempt in judged[-MAX_TRIED:]])
+        return probability_ok(encoding, known, np.array(succeeded[-MAX_TRIED:]), places)
 
     def _is_told(self, attempt: Attempt) -> bool:
         """Return whether an attempt says if its config runs, its memory aside."""

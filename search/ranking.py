@@ -21,8 +21,8 @@ from mindtune.search.advice import ADVICE
 from mindtune.search.baseline import choose_baseline
 from mindtune.search.constraints import SpaceReport
 from mindtune.search.cost_model import COST_KNOBS, FAR, CostModel, Measurement, calibrate
-from mindtune.search.encoding import Encoding, Flags, Floats, Places, following
-from mindtune.search.forecasts import memory_forecast, time_forecast
+from mindtune.search.encoding import Encoding, Flags, Floats, Indices, Places, following
+from mindtune.search.forecasts import MemoryForecast, TimeForecast
 from mindtune.search.history import MAX_STARTS, MEMORY_KNOBS, Attempt, infer
 from mindtune.search.knobs import Config, KnobValue
 from mindtune.search.memory_model import MemoryRates
@@ -31,10 +31,8 @@ from mindtune.search.rules import RULES
 from mindtune.search.space import Space
 from mindtune.search.walk import walk
 
-__all__ = ["Indices", "Ranking", "choices", "passing_without_memory"]
+__all__ = ["Ranking", "choices", "passing_without_memory"]
 
-Indices = NDArray[np.intp]
-"""Indices of configs."""
 _OTHER_RULES = tuple(rule for rule in RULES if rule.reads != COST_KNOBS)
 _OTHER_ADVICE = tuple(soft for soft in ADVICE if soft.reads != COST_KNOBS)
 _OVERLAP = next(soft for soft in ADVICE if soft.limit == "min_overlap_headroom")
@@ -191,7 +189,7 @@ class Ranking:
         # Costs that differ by rounding are equal: advice decides, then the first order.
         level = np.round(np.where(np.isnan(self.log_costs), np.inf, self.log_costs), 9)
         advice = self._advice + self._speaks_against_overlap(_OVERLAP.default)
-        self._order: Indices = np.lexsort((advice, level))
+        self._order: Indices = np.lexsort((advice.astype(np.int16), level))
         self.log_costs = np.nan_to_num(self.log_costs, nan=0.0)
 
     def _num_advice(self, complete: Sequence[Config]) -> Indices:
@@ -276,8 +274,10 @@ class _Amounts:
         parts = [(cost.stage_parts(config), cost.time_parts(config)) for config in distinct]
         stages = [own for own, _ in parts if own is not None]
         self._stages_at = np.array([own is not None for own, _ in parts], dtype=bool)
-        self._memory = memory_forecast(stages) if stages else None
-        self._last_memory: tuple[MemoryRates, Floats, Floats] | None = None
+        self._memory = MemoryForecast(stages) if stages else None
+        self._place = np.cumsum(self._stages_at) - 1
+        """Of distinct configs among those whose memory is known."""
+        self._last_memory: tuple[MemoryRates, Floats] | None = None
         steps = [step for _, step in parts if step is not None]
         timed = bool(steps) and cost.facts.cluster.is_timed
         known = [
@@ -286,29 +286,29 @@ class _Amounts:
         ]
         self._timed_at = np.array([step is not None for step in known], dtype=bool)
         usable = [step for step in known if step is not None]
-        self._time = time_forecast(usable) if timed and usable else None
+        self._time = TimeForecast(usable) if timed and usable else None
         self._log_work = np.log([step.work for step in usable])
 
     def memory(self, cost: CostModel) -> Floats:
-        """Return the predicted bytes of each config; NaN: unknown."""
-        return np.asarray(np.exp(self._memory_at(cost)[0])[self._of])
+        """Return the predicted bytes of each config; NaN: unknown. The last answer is kept."""
+        if self._last_memory is None or self._last_memory[0] != cost.memory_rates:
+            found = np.full(len(self._stages_at), np.nan)
+            if self._memory is not None:
+                found[self._stages_at] = np.exp(self._memory.log_totals(cost.log_memory_rates))
+            self._last_memory = (cost.memory_rates, found[self._of])
+        return self._last_memory[1]
 
     def log_memory(self, cost: CostModel, indices: Indices) -> tuple[Floats, Floats]:
         """Return the logarithm of predicted bytes and its deviation; NaN: unknown."""
-        log_memory, slopes = self._memory_at(cost)
+        log_memory = np.full(len(indices), np.nan)
+        spread = np.full(len(indices), np.nan)
         of = self._of[indices]
-        return log_memory[of], cost.memory_spreads(slopes[of])
-
-    def _memory_at(self, cost: CostModel) -> tuple[Floats, Floats]:
-        """Return log bytes and their slopes over the log rates; the last answer is kept."""
-        if self._last_memory is None or self._last_memory[0] != cost.memory_rates:
-            rates = cost.log_memory_rates
-            found = np.full(len(self._stages_at), np.nan)
-            slopes = np.full((len(found), len(rates)), np.nan)
-            if self._memory is not None:
-                found[self._stages_at], slopes[self._stages_at] = self._memory(rates)
-            self._last_memory = (cost.memory_rates, found, slopes)
-        return self._last_memory[1:]
+        known = self._stages_at[of]
+        if self._memory is not None and known.any():
+            places = self._place[of[known]]
+            log_memory[known], slopes = self._memory(cost.log_memory_rates, places)
+            spread[known] = cost.memory_spreads(slopes)
+        return log_memory, spread
 
     def log_cost(self, cost: CostModel) -> Floats:
         """Return the logarithm of `CostModel.relative_cost` of each config; NaN: unknown."""
@@ -316,5 +316,6 @@ class _Amounts:
         if self._time is None:
             found[self._timed_at] = self._log_work
         else:
-            found[self._timed_at] = self._time(np.log(astuple(cost.time_rates)))[0]
+            log_rates = np.log(astuple(cost.time_rates))
+            found[self._timed_at] = self._time.log_totals(log_rates)
         return found[self._of]

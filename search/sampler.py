@@ -32,13 +32,13 @@ from optuna.trial import FrozenTrial
 
 from mindtune.search.baseline import choose_baseline
 from mindtune.search.constraints import SpaceReport
-from mindtune.search.encoding import Floats
+from mindtune.search.encoding import Floats, Indices
 from mindtune.search.errors import SearchError, SpaceExhaustedError
 from mindtune.search.history import Attempt
 from mindtune.search.knobs import Config
 from mindtune.search.noise import LaunchNoise
 from mindtune.search.prospects import Prospects
-from mindtune.search.ranking import Indices, Ranking, choices
+from mindtune.search.ranking import Ranking, choices
 from mindtune.search.stages import changes_one_thing
 <<<<<<< HEAD
 from mindtune.search.surrogate import (

@@ -16,16 +16,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mindtune.search.encoding import Encoding, Flags, Floats, Places
+from mindtune.search.encoding import Encoding, Flags, Floats, Indices, Places
 from mindtune.search.noise import LaunchNoise
 from mindtune.search.normal import log_mean_excess, normal_cdf, truncation
 
 __all__ = [
+    "MAX_TRIED",
     "Beliefs",
     "Posterior",
     "Surrogate",
     "believe_below",
     "fit",
+    "informative",
     "log_expected_improvement",
     "probability_ok",
 ]
@@ -41,8 +43,8 @@ _SLOPE_VARIANCE = 0.4**2
 _FLOOR = 1e-6
 _SAYS_NOTHING = 1e-9
 """Share of the variance below which what a bound takes away is nothing."""
-_MAX_TRIED = 120
-"""Trials that the model looks at: beyond, the best half and the newest half of them."""
+MAX_TRIED = 120
+"""Trials that a model should look at: the time that it takes grows with their cube."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +124,11 @@ class Surrogate:
 
         signal = np.tensordot(self.variances, _parts(self.encoding, places), axes=1)
         signal += _basis(cost)
-        factor = np.linalg.cholesky(signal + np.diag(self.noise + errors))
-        weights = np.linalg.solve(factor.T, np.linalg.solve(factor, values + cost - level))
+        root = _inverse_root(signal + np.diag(self.noise + errors))
+        weights = root.T @ (root @ (values + cost - level))
         cross = _covariance(self.encoding, self.variances, asked, places)
         cross += _OFFSET_VARIANCE + _SLOPE_VARIANCE * np.outer(asked_cost, cost)
-        projected = np.linalg.solve(factor, cross.T)
+        projected = root @ cross.T
         prior = self.variances.sum() + _OFFSET_VARIANCE + _SLOPE_VARIANCE * asked_cost**2
         variance = np.maximum(prior - (projected**2).sum(axis=0), 1e-12)
         beliefs = signal @ weights + level - cost
@@ -154,9 +156,6 @@ def fit(
         log_cost: log of the cost model's prediction, 0 where nothing is predicted.
         repeated: How much launches of one config differ, where that was measured.
     """
-    if len(tried) > _MAX_TRIED:
-        kept = _informative(log_values)
-        tried, log_values, log_cost = tried[kept], log_values[kept], log_cost[kept]
     center, level = _origin(log_values, log_cost)
     cost = log_cost - center
     expected = replace(_VALUES, noise=_expected_noise(repeated))
@@ -190,9 +189,14 @@ def _basis(cost: Floats) -> Floats:
     return np.asarray(_OFFSET_VARIANCE + _SLOPE_VARIANCE * np.outer(cost, cost))
 
 
-def _informative(log_values: Floats) -> Floats:
-    """Return the indices of the best and of the newest trials, in order."""
-    half = _MAX_TRIED // 2
+def informative(log_values: Floats) -> Indices:
+    """Return the indices of the trials that `fit` should look at, in order.
+
+    All of them up to `MAX_TRIED`; of more the best half and the newest half.
+    """
+    if len(log_values) <= MAX_TRIED:
+        return np.arange(len(log_values))
+    half = MAX_TRIED // 2
     newest = np.arange(len(log_values) - half, len(log_values))
     best = np.argsort(-log_values, kind="stable")
     best = best[best < newest[0]][:half]
@@ -219,12 +223,19 @@ def _parts(encoding: Encoding, tried: Places) -> Floats:
 
 def _covariance(encoding: Encoding, variances: Floats, asked: Places, tried: Places) -> Floats:
     """Return the sum of the parts between two sets of points, of shape (asked, tried)."""
-    total, product = np.zeros((len(asked), len(tried))), np.ones((len(asked), len(tried)))
+    shape = len(asked), len(tried)
+    total, product, alike = np.zeros(shape), np.full(shape, variances[-1]), np.empty(shape)
     for column, table in enumerate(_likeness(encoding)):
-        alike = table[:, tried[:, column]][asked[:, column]]
-        product *= alike
-        total += variances[column] * alike
-    return np.asarray(total + variances[-1] * product)
+        by_value, values = table[:, tried[:, column]], asked[:, column]
+        product *= np.take(by_value, values, axis=0, out=alike, mode="clip")
+        total += np.take(variances[column] * by_value, values, axis=0, out=alike, mode="clip")
+    total += product
+    return total
+
+
+def _inverse_root(covariance: Floats) -> Floats:
+    """Return the inverse of the lower root: applied to many columns at the price of a product."""
+    return np.asarray(np.linalg.inv(np.linalg.cholesky(covariance)))
 
 
 def _ranks(tried: Places) -> Floats:
@@ -268,17 +279,13 @@ def probability_ok(encoding: Encoding, tried: Places, succeeded: Flags, asked: P
     """
     if not len(tried) or bool(np.all(succeeded)):
         return np.ones(len(asked))
-    if len(tried) > _MAX_TRIED:
-        tried, succeeded = tried[-_MAX_TRIED:], succeeded[-_MAX_TRIED:]
     labels = np.where(succeeded, 1.0, -1.0) - _RUNS
     parts = _parts(encoding, tried)
     variances, noise = _variances(_LABELS, parts, _ranks(tried), np.zeros(parts.shape[1:]), labels)
-    factor = np.linalg.cholesky(
-        np.tensordot(variances, parts, axes=1) + noise * np.eye(len(labels))
-    )
+    root = _inverse_root(np.tensordot(variances, parts, axes=1) + noise * np.eye(len(labels)))
     cross = _covariance(encoding, variances, asked, tried)
-    projected = np.linalg.solve(factor, cross.T)
-    mean = _RUNS + projected.T @ np.linalg.solve(factor, labels)
+    projected = root @ cross.T
+    mean = _RUNS + projected.T @ (root @ labels)
     variance = np.maximum(variances.sum() - (projected**2).sum(axis=0), 0.0)
     return normal_cdf(mean / np.sqrt(noise + variance))
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from operator import attrgetter, mul
+from typing import Any, NamedTuple
 
 from mindtune.search import layout
 from mindtune.search.facts import StudyFacts
@@ -70,8 +71,7 @@ class TimeRates:
     step: float = 2.2
 
 
-@dataclass(frozen=True)
-class TimeParts:
+class TimeParts(NamedTuple):
     """Seconds of one step at the stated speed; None: unknown because a bandwidth or peak is.
 
     The fields up to `work` are those of `TimeRates`, in their order.
@@ -116,7 +116,7 @@ class TimeParts:
     @property
     def amounts(self) -> tuple[float, ...] | None:
         """The parts in the order of `TimeRates`; None if any is unknown."""
-        values: tuple[float, ...] = _VALUES(self)
+        values: tuple[Any, ...] = self[:-1]
         return None if None in values else values
 
     def total(self, rates: TimeRates) -> float | None:
@@ -124,7 +124,7 @@ class TimeParts:
         amounts = self.amounts
         if amounts is None:
             return None
-        seconds = list(map(mul, _VALUES(rates), amounts))
+        seconds = list(map(mul, _RATES(rates), amounts))
         device, host = sum(seconds[DEVICE]), sum(seconds[HOST])
         # Scaled by the longer one, since powers of tiny numbers vanish.
         longer, shorter = max(device, host), min(device, host)
@@ -134,7 +134,7 @@ class TimeParts:
 
 
 _NAMES = tuple(field.name for field in fields(TimeRates))
-_VALUES = attrgetter(*_NAMES)
+_RATES = attrgetter(*_NAMES)
 DEVICE = slice(0, 8)
 """Parts that keep the device busy within a round."""
 HOST = slice(8, 12)
@@ -150,19 +150,20 @@ def time_parts(config: Config, facts: StudyFacts) -> TimeParts | None:
     rounds, model = layout.micro_batch_num(config, facts), facts.model
     if model is None or rounds is None:
         return None
-    stages = layout.pipeline_stage(config)
-    lists = layout.stage_layers, layout.repeated_layers
-    if any(len(listed(config, model.num_layers)) != stages for listed in lists):
+    layers = layout.stage_layers(config, model.num_layers)
+    repeated = layout.repeated_among(str(config["recompute"]), layers)
+    if {len(layers), len(repeated)} != {layout.pipeline_stage(config)}:
         return None
-    return _Step(config, facts, model, rounds).parts()
+    return _Step(config, facts, model, rounds, layers, repeated).parts()
 
 
 class _Step:
     """One step of a config."""
 
     def __init__(
-        self, config: Config, facts: StudyFacts, model: ModelShape, micro_batches: int
-    ) -> None:
+        self, config: Config, facts: StudyFacts, model: ModelShape, micro_batches: int,
+        layers: tuple[int, ...], repeated: tuple[tuple[float, float], ...],
+    ) -> None:  # fmt: skip
         self._config, self._cluster, self._model = config, facts.cluster, model
         self._expert_tensor = layout.expert_tensor(config, facts)
         self._tensor = layout.model_parallel(config)
@@ -179,10 +180,9 @@ class _Step:
         self._activation = self._tokens * model.hidden_size * self._element
         # Launches, exchanges and traffic are the mean stage's: published tables fit better with it
         # than with the fullest one (model_accuracy), whose FLOPs set the pace.
-        whole = [one for one, _ in layout.repeated_layers(config, model.num_layers)]
         self._layers = model.num_layers / self._stages
-        self._repeated = sum(whole) / self._stages
-        self._flops, self._attention = self._busiest_stage()
+        self._repeated = sum(whole for whole, _ in repeated) / self._stages
+        self._flops, self._attention = self._busiest_stage(layers, repeated)
 
     def parts(self) -> TimeParts:
         model, rounds, tensor, layers = self._model, self._rounds, self._tensor, self._layers
@@ -222,7 +222,9 @@ class _Step:
             work=flops + attention,
         )
 
-    def _busiest_stage(self) -> tuple[float, float]:
+    def _busiest_stage(
+        self, layers: tuple[int, ...], repeated: tuple[tuple[float, float], ...]
+    ) -> tuple[float, float]:
         """Return FLOPs of a round, and those of fused attention.
 
         The last stage has the output layer besides.
@@ -231,10 +233,9 @@ class _Step:
         layer = model.layer_flops
         core = layer.attention_core
         scale = self._tokens / self._tensor
-        counts: tuple[float, ...] = layout.stage_layers(config, model.num_layers)
+        counts: tuple[float, ...] = layers
         if config["offset"] == "even":
             counts = (model.num_layers / self._stages,) * self._stages
-        repeated = layout.repeated_layers(config, model.num_layers)
         last = self._stages - 1
         alike = len(set(counts)) == 1 and len(set(repeated)) == 1
         stages = []

@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from mindtune.search.attributes import MEMORY, OUTCOME, STEP_TIME, VALUE
 from mindtune.search.cost_model import Measurement
 from mindtune.search.history import Attempt
+from mindtune.search.knobs import Config
 from mindtune.search.noise import LaunchNoise, between_launches
 from mindtune.search.repeats import repeats
 from mindtune.search.space import Space
@@ -39,20 +40,30 @@ def attempts(trials: Sequence[FrozenTrial], names: Sequence[str]) -> list[Attemp
     """
     found = []
     for trial in trials:
-        outcome = str(trial.user_attrs.get(OUTCOME, _BY_STATE[trial.state]))
-        if trial.state == TrialState.WAITING or outcome in _NEVER_TRIED:
+        if trial.state == TrialState.WAITING:
             continue
-        if any(name not in trial.params for name in names):
+        attributes = trial.user_attrs
+        outcome = str(attributes.get(OUTCOME) or _BY_STATE[trial.state])
+        config = None if outcome in _NEVER_TRIED else _config(trial, names)
+        if config is None:
             continue
         value, objectives = None, ()
         if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
-            if trial.state == TrialState.COMPLETE and len(trial.values) > 1:
-                objectives = tuple(trial.values)
-            several = VALUE in trial.user_attrs or objectives  # then Optuna knows no single value
-            value = trial.user_attrs.get(VALUE) if several else trial.value
-        config = {name: trial.params[name] for name in names}
+            values = trial.values or ()
+            objectives = tuple(values) if len(values) > 1 else ()
+            several = VALUE in attributes or objectives  # then Optuna knows no single value
+            value = attributes.get(VALUE) if several else trial.value
         found.append(Attempt(trial.number, config, outcome, value, objectives))
     return found
+
+
+def _config(trial: FrozenTrial, names: Sequence[str]) -> Config | None:
+    """Return the knobs of a trial; None: it was never proposed in full."""
+    params = trial.params
+    try:
+        return {name: params[name] for name in names}
+    except KeyError:
+        return None
 
 
 def launch_noise(study: Study) -> LaunchNoise | None:
@@ -80,7 +91,8 @@ def measurements(trials: Sequence[FrozenTrial], space: Space) -> list[Measuremen
             memory, above = None, max(memory or 0.0, capacity) or None
         if memory is None and above is None and STEP_TIME not in known:
             continue
-        if all(name in trial.params for name in space.knobs):
-            config = space.complete({name: trial.params[name] for name in space.knobs})
-            found.append(Measurement(config, memory, known.get(STEP_TIME), above))
+        config = _config(trial, space.knobs)
+        if config is not None:
+            complete = space.complete(config)
+            found.append(Measurement(complete, memory, known.get(STEP_TIME), above))
     return found

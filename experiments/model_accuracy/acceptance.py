@@ -10,10 +10,10 @@ import numpy as np
 
 from mindtune.experiments.model_accuracy.evaluation import Result
 from mindtune.experiments.model_accuracy.mapping import Row
-from mindtune.search.forecasts import memory_forecast
+from mindtune.search.forecasts import MemoryForecast
 from mindtune.search.memory_model import stage_memory
 
-__all__ = ["UTILIZATION", "Acceptance", "acceptance"]
+__all__ = ["UTILIZATION", "Acceptance", "Judged", "acceptance", "judged"]
 
 UTILIZATION = 0.85
 """Share of the device memory that the rule allows: the study file's `memory_utilization`."""
@@ -50,7 +50,25 @@ def acceptance(results: Iterable[Result], rows: Sequence[Row]) -> list[Acceptanc
     return [table for table in found if table is not None]
 
 
-def _of_table(result: Result, rows: Sequence[Row]) -> Acceptance | None:
+@dataclass(frozen=True)
+class Judged:
+    """The configs of a table that are known to fit, or to have failed."""
+
+    forecast: Any
+    """From the logarithms of the rates, as `MemoryForecast` returns it."""
+    sizes: Any
+    """Bytes of each config's device."""
+    failed: Any
+    """For memory: the table says so, or its own measured rows do (see `acceptance`)."""
+    ran: Any
+    used: Any
+    """Measured shares of the devices' memory; NaN: not measured."""
+    unexplained: Any
+    """Failed, no cause stated, and nothing in the table says that memory was it."""
+
+
+def judged(result: Result, rows: Sequence[Row]) -> Judged | None:
+    """Return what became of a table's configs; None: all of them ran."""
     own = [row for row in rows if (row.file, row.table) == result.group.table]
     known = [
         (row, parts, row.facts.cluster.device_memory)
@@ -60,20 +78,35 @@ def _of_table(result: Result, rows: Sequence[Row]) -> Acceptance | None:
     ]
     if all(row.status == "ok" for row, *_ in known):
         return None
-    forecast = memory_forecast([parts for _, parts, _ in known])
+    forecast = MemoryForecast([parts for _, parts, _ in known])
     sizes = np.array([size for *_, size in known], dtype=float)
+
+    at_best = np.exp(forecast(result.all_log_rates)[0]) / sizes
+    status = np.array([row.status for row, *_ in known])
+    stated = np.array([row.status.startswith(_STATED) for row, *_ in known])
+    failed = (status == "fail") & (at_best > 1.0) | stated
+    return Judged(
+        forecast=forecast,
+        sizes=sizes,
+        failed=failed,
+        ran=status == "ok",
+        used=np.array([row.memory_bytes or np.nan for row, *_ in known]) / sizes,
+        unexplained=(status == "fail") & ~failed,
+    )
+
+
+def _of_table(result: Result, rows: Sequence[Row]) -> Acceptance | None:
+    known = judged(result, rows)
+    if known is None:
+        return None
+    failed, unexplained = known.failed, known.unexplained
+    above = known.ran & (known.used > UTILIZATION)
+    fitting = known.ran & ~above
 
     def shares(log_rates: Any) -> Any:
         """Return the predicted shares of the devices' memory."""
-        return np.exp(forecast(np.array(log_rates))[0]) / sizes
+        return np.exp(known.forecast(np.array(log_rates))[0]) / known.sizes
 
-    status = np.array([row.status for row, *_ in known])
-    stated = np.array([row.status.startswith(_STATED) for row, *_ in known])
-    failed = (status == "fail") & (shares(result.all_log_rates) > 1.0) | stated
-    unexplained = (status == "fail") & ~failed
-    used = np.array([row.memory_bytes or np.nan for row, *_ in known]) / sizes
-    above = (status == "ok") & (used > UTILIZATION)
-    fitting = (status == "ok") & ~above
     accepted = np.mean([shares(draw.log_rates) <= UTILIZATION for draw in result.draws], axis=0)
     at_first = shares(result.draws[0].prior.means) <= UTILIZATION
     return Acceptance(

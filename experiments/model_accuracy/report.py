@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mindtune.experiments.model_accuracy.acceptance import Acceptance, acceptance
+from mindtune.experiments.model_accuracy.chances import chances, spreads
 from mindtune.experiments.model_accuracy.evaluation import (
     DRAWS,
     Result,
@@ -176,24 +177,6 @@ def _errors(results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def _spreads(results: Sequence[Result]) -> list[str]:
-    """Say how often held-out rows lie as far off as the calibrated model expects."""
-    scores = np.concatenate([
-        (np.log(result.group.measured / draw.predicted) / draw.spread)[draw.held_out]
-        for result in results
-        for draw in result.draws
-    ])  # fmt: skip
-    spreads = np.concatenate([draw.spread[draw.held_out] for r in results for draw in r.draws])
-    within = ", ".join(_percent(np.mean(np.abs(scores) <= most)) for most in (1, 2, 3))
-    above = ", ".join(_percent(np.mean(scores > least)) for least in (1, 2, 3))
-    said = (
-        f"With 3 rows the model expects to be {_quartiles(spreads)} off (its own standard "
-        f"deviation of a row). Within 1, 2, 3 of these lie {within} of the rows; more than that "
-        f"above the prediction {above} (normal: 68.3, 95.4, 99.7 %; 15.9, 2.3, 0.1 %)."
-    )
-    return [said]
-
-
 def _per_group(results: Sequence[Result]) -> list[str]:
     lines = _heading(("Group", "Rows", "Other tables alone", "And 3 rows", "And all rows"))
     for result in results:
@@ -211,10 +194,10 @@ def markdown(found: Figures) -> str:
     lines = [
         *_coverage(found.tables), *_unused(found),
         "", f"## Memory: {_num_rows(memory)} rows in {len(memory)} tables", "", *_errors(memory),
-        "", *_spreads(memory),
+        "", *spreads(memory),
         "", *_accepted(found.acceptance),
+        "", *chances(memory, found.tables.rows),
         "", f"## Step time: {_num_rows(time)} rows in {len(time)} groups", "", *_errors(time),
-        "", *_spreads(time),
         "", *_ranked(found.rankings),
         "", "## What all tables teach", "",
         *_taught(TimeRates, found.time_prior), "", *_taught(MemoryRates, found.memory_prior),

@@ -345,8 +345,8 @@ def test_small_micro_batches_pay_for_every_launch_and_tensor_parallel_ones_for_e
 def test_host_and_device_work_side_by_side():
     parts = time_parts(complete(), FACTS)
     rest = TimeRates().optimizer * parts.optimizer + TimeRates().step * parts.step
-    idle = dataclasses.replace(parts, launch=0.0)
-    busy = dataclasses.replace(parts, launch=100 * parts.total(TimeRates()))
+    idle = parts._replace(launch=0.0)
+    busy = parts._replace(launch=100 * parts.total(TimeRates()))
     rates = TimeRates(launch=1.0)
     assert busy.total(rates) == pytest.approx(busy.launch + rest, rel=1e-3)
     assert idle.total(rates) < parts.total(rates) < 1.2 * idle.total(rates) + parts.launch
