@@ -18,7 +18,7 @@ from mindtune.search.calibration import (
     fit,
 )
 from mindtune.search.facts import StudyFacts
-from mindtune.search.forecasts import MemoryForecast, TimeForecast
+from mindtune.search.forecasts import memory_forecast, time_forecast
 from mindtune.search.knobs import Config, KnobValue
 from mindtune.search.layout import DEGREES
 from mindtune.search.memory_model import MemoryParts, MemoryRates, stage_memory
@@ -178,21 +178,21 @@ class CostModel:
         stages = self.stage_parts(config)
         if stages is None:
             return None
-        slopes = MemoryForecast([stages])(self.log_memory_rates)[1]
+        slopes = memory_forecast([stages])(self.log_memory_rates)[1]
         return float(self.memory_spreads(slopes)[0])
 
     def memory_spreads(self, slopes: Floats) -> Floats:
         """Return `memory_spread` of many configs.
 
         Args:
-            slopes: Of a `MemoryForecast` at `log_memory_rates`.
+            slopes: Of a `memory_forecast` at `log_memory_rates`.
         """
         doubt = self.memory_doubt or self.usual.memory_prior.doubt
         return doubt.spreads(slopes)
 
     @property
     def log_memory_rates(self) -> Floats:
-        """Logarithms of the memory rates, as `MemoryForecast` takes them."""
+        """Logarithms of the memory rates, as `memory_forecast` takes them."""
         import numpy as np  # noqa: PLC0415 - `space` must start without it
 
         return np.asarray(np.log(astuple(self.memory_rates)))
@@ -283,11 +283,11 @@ def calibrate(model: CostModel, measurements: Sequence[Measurement]) -> CostMode
     memory_rates, time_rates, doubt = usual.memory, usual.time, None
     if memories:
         prior = usual.memory_prior
-        found = _fitted(MemoryForecast(stages), memories, prior, MEMORY_NOISE, exceeds)
+        found = _fitted(memory_forecast(stages), memories, prior, MEMORY_NOISE, exceeds)
         memory_rates = MemoryRates(*map(math.exp, found.log_rates))
         doubt = found.doubt
     if times:
-        found = _fitted(TimeForecast(steps), times, usual.time_prior, TIME_NOISE)
+        found = _fitted(time_forecast(steps), times, usual.time_prior, TIME_NOISE)
         time_rates = TimeRates(*map(math.exp, found.log_rates))
     calibrated_by = max(len(times), len(memories))
     return model.with_rates(

@@ -15,11 +15,21 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Forecast = Callable[[Floats], tuple[Floats, Floats]]
 
-__all__ = ["MemoryForecast", "TimeForecast"]
+__all__ = ["MemoryForecast", "TimeForecast", "memory_forecast", "time_forecast"]
+
+
+def time_forecast(parts: Sequence[TimeParts]) -> TimeForecast:
+    """Return the forecast of steps whose parts are all known, as `TimeParts.total` sums them."""
+    return TimeForecast(parts)
+
+
+def memory_forecast(stages: Sequence[Sequence[MemoryParts]]) -> MemoryForecast:
+    """Return the forecast of the worst of each config's stages, of which it has at least one."""
+    return MemoryForecast(stages)
 
 
 class TimeForecast:
-    """Log step times of configs whose parts are all known, as `TimeParts.total` sums them."""
+    """Log step times of many configs."""
 
     def __init__(self, parts: Sequence[TimeParts]) -> None:
         import numpy as np  # noqa: PLC0415 - `space` must start without it

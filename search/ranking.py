@@ -22,7 +22,7 @@ from mindtune.search.baseline import choose_baseline
 from mindtune.search.constraints import SpaceReport
 from mindtune.search.cost_model import COST_KNOBS, FAR, CostModel, Measurement, calibrate
 from mindtune.search.encoding import Encoding, Flags, Floats, Indices, Places, following
-from mindtune.search.forecasts import MemoryForecast, TimeForecast
+from mindtune.search.forecasts import memory_forecast, time_forecast
 from mindtune.search.history import MAX_STARTS, MEMORY_KNOBS, Attempt, infer
 from mindtune.search.knobs import Config, KnobValue
 from mindtune.search.memory_model import MemoryRates
@@ -274,7 +274,7 @@ class _Amounts:
         parts = [(cost.stage_parts(config), cost.time_parts(config)) for config in distinct]
         stages = [own for own, _ in parts if own is not None]
         self._stages_at = np.array([own is not None for own, _ in parts], dtype=bool)
-        self._memory = MemoryForecast(stages) if stages else None
+        self._memory = memory_forecast(stages) if stages else None
         self._place = np.cumsum(self._stages_at) - 1
         """Of distinct configs among those whose memory is known."""
         self._last_memory: tuple[MemoryRates, Floats] | None = None
@@ -286,7 +286,7 @@ class _Amounts:
         ]
         self._timed_at = np.array([step is not None for step in known], dtype=bool)
         usable = [step for step in known if step is not None]
-        self._time = TimeForecast(usable) if timed and usable else None
+        self._time = time_forecast(usable) if timed and usable else None
         self._log_work = np.log([step.work for step in usable])
 
     def memory(self, cost: CostModel) -> Floats:

@@ -40,20 +40,9 @@ from mindtune.search.noise import LaunchNoise
 from mindtune.search.prospects import Prospects
 from mindtune.search.ranking import Ranking, choices
 from mindtune.search.stages import changes_one_thing
-<<<<<<< HEAD
-from mindtune.search.surrogate import (
-    Beliefs,
-    believe_below,
-    fit,
-    log_expected_improvement,
-    probability_ok,
-)
-from mindtune.search.tpe import ConfigTPESampler
-from mindtune.search.trial_history import attempts, measurements
-=======
 from mindtune.search.tchebycheff import draw_weights, scalarize
+from mindtune.search.tpe import ConfigTPESampler
 from mindtune.search.trial_history import attempts, launch_noise, measurements
->>>>>>> 7c9516f ([prun] Weigh configs by the chance that their memory fits, learn from what ran out of it, search fronts)
 
 __all__ = ["SAMPLERS", "GuidedSampler", "Suggestion", "make_sampler", "parameters"]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mindtune.experiments.model_accuracy.evaluation import Result
 from mindtune.experiments.model_accuracy.mapping import Row
-from mindtune.search.forecasts import MemoryForecast
+from mindtune.search.forecasts import memory_forecast
 from mindtune.search.memory_model import stage_memory
 
 __all__ = ["UTILIZATION", "Acceptance", "Judged", "acceptance", "judged"]
@@ -55,7 +55,7 @@ class Judged:
     """The configs of a table that are known to fit, or to have failed."""
 
     forecast: Any
-    """From the logarithms of the rates, as `MemoryForecast` returns it."""
+    """From the logarithms of the rates, as `memory_forecast` returns it."""
     sizes: Any
     """Bytes of each config's device."""
     failed: Any
@@ -78,7 +78,7 @@ def judged(result: Result, rows: Sequence[Row]) -> Judged | None:
     ]
     if all(row.status == "ok" for row, *_ in known):
         return None
-    forecast = MemoryForecast([parts for _, parts, _ in known])
+    forecast = memory_forecast([parts for _, parts, _ in known])
     sizes = np.array([size for *_, size in known], dtype=float)
 
     at_best = np.exp(forecast(result.all_log_rates)[0]) / sizes

@@ -20,7 +20,7 @@ from mindtune.experiments.model_accuracy.mapping import Row
 from mindtune.experiments.model_accuracy.naive import naive_memory, naive_time
 from mindtune.search.calibration import Doubt, Prior, fit
 from mindtune.search.cost_model import MEMORY_NOISE, TIME_NOISE, TRUSTED
-from mindtune.search.forecasts import MemoryForecast, TimeForecast
+from mindtune.search.forecasts import memory_forecast, time_forecast
 from mindtune.search.memory_model import stage_memory
 from mindtune.search.time_model import time_parts
 
@@ -115,10 +115,10 @@ def time_groups(rows: Iterable[Row]) -> list[Group]:
     rest = [one for key, members in alike.items() if key not in large for one in members]
     merged = _collected(rest, lambda row: (*row.group[:2], "mixed", row.group[4], row.group[6]))
     groups = [
-        _group(key, alike[key], TimeForecast, is_ranked=True) for key in alike if key in large
+        _group(key, alike[key], time_forecast, is_ranked=True) for key in alike if key in large
     ]
     groups += [
-        _group(key, members, TimeForecast)
+        _group(key, members, time_forecast)
         for key, members in merged.items()
         if len(members) >= _SMALLEST
     ]
@@ -135,7 +135,7 @@ def memory_groups(rows: Iterable[Row]) -> list[Group]:
             known.append((row, told, row.memory_bytes, naive_memory(row)))
     tables = _collected(known, lambda row: row.group[:2])
     return [
-        _group(key, members, MemoryForecast)
+        _group(key, members, memory_forecast)
         for key, members in sorted(tables.items())
         if len(members) >= _SMALLEST
     ]

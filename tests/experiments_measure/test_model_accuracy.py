@@ -17,7 +17,7 @@ from mindtune.experiments.model_accuracy.naive import naive_memory, naive_time
 from mindtune.experiments.model_accuracy.report import figures, markdown
 from mindtune.experiments.model_accuracy.tables import read_tables
 from mindtune.search.cost_model import CostModel
-from mindtune.search.forecasts import TimeForecast
+from mindtune.search.forecasts import time_forecast
 from mindtune.search.memory_model import MemoryRates
 from mindtune.search.time_model import TimeRates, time_parts
 
@@ -222,7 +222,7 @@ def test_a_rate_of_which_no_table_tells_stays_neutral():
     row = mapped()
     parts = [time_parts({**row.config, "micro_batch_size": n}, row.facts) for n in (1, 2, 4)]
     rates = dataclasses.replace(TimeRates(), compute=3.0)
-    lesson = Lesson(TimeForecast(parts), np.log([part.total(rates) for part in parts]))
+    lesson = Lesson(time_forecast(parts), np.log([part.total(rates) for part in parts]))
     prior = learn([lesson] * 8, NEUTRAL_TIME, 0.1)
     names = [field.name for field in dataclasses.fields(TimeRates)]
     moved = dict(zip(names, np.subtract(prior.means, NEUTRAL_TIME.means), strict=True))

@@ -15,7 +15,7 @@ from mindtune.search.calibration import Doubt, Prior, _log_below, fit
 from mindtune.search.constraints import check, first_failure
 from mindtune.search.cost_model import CostModel, Measurement, calibrate
 from mindtune.search.facts import Cluster, Limits, StudyFacts, Training
-from mindtune.search.forecasts import MemoryForecast
+from mindtune.search.forecasts import memory_forecast
 from mindtune.search.history import Attempt
 from mindtune.search.model_shape import ModelShape
 from mindtune.search.prospects import Prospects
@@ -126,7 +126,7 @@ def test_the_chance_to_fit_is_that_of_the_normal_distribution():
     rates, doubt = ranking.cost.log_memory_rates, ranking.cost.memory_doubt
     found = ranking.chance_to_fit(np.arange(len(ranking.configs)))
     for own, config in zip(found, map(report.space.complete, ranking.configs), strict=True):
-        log_memory, slopes = MemoryForecast([ranking.cost.stage_parts(config)])(rates)
+        log_memory, slopes = memory_forecast([ranking.cost.stage_parts(config)])(rates)
         variance = slopes[0] @ np.array(doubt.covariance) @ slopes[0] + doubt.misfit**2
         assert ranking.cost.memory_spread(config) == pytest.approx(math.sqrt(variance))
         score = (math.log(limit) - log_memory[0]) / math.sqrt(variance)

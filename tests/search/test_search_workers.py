@@ -54,18 +54,20 @@ def run_workers(storage, count, *, trials, alone=False, at_once=None):
     open_proposer(storage)
     running = set()
     started, lock, barrier = [], threading.Lock(), threading.Barrier(count)
-    meeting, has_met = threading.Barrier(2), threading.Event()
+    meeting, has_met, choices = threading.Barrier(2), threading.Event(), []
 
     class MeetingSampler(GuidedSampler):
-        """Lets two workers choose before either has stored its choice, once."""
+        """Lets two workers choose the same before either has stored its choice, once."""
 
         def sample_relative(self, study, trial, search_space):
             chosen = super().sample_relative(study, trial, search_space)
             if not alone and not has_met.is_set():
                 with contextlib.suppress(threading.BrokenBarrierError):
+                    choices.append(chosen)
                     meeting.wait(30)
                     has_met.set()
                     meeting.abort()  # a third one need not wait for a fourth
+                    return choices[0]
             return chosen
 
     def work(name):
