@@ -110,6 +110,7 @@ class Engine:
     thresholds: DetectorThresholds
     prior: GradNormPriorLike | None = None
     _table: dict[str, tuple[str, KnobLimits]] = field(init=False, repr=False, compare=False)
+    _modes: tuple[Mode, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         table = {
@@ -118,6 +119,8 @@ class Engine:
             for knob, limits in seat.policy.knobs.items()
         }
         object.__setattr__(self, "_table", table)
+        modes = tuple(dict.fromkeys(seat.mode for seat in self.seats))
+        object.__setattr__(self, "_modes", modes)
 
     def init(self, facts: RunFacts) -> EngineState:
         """Return the state before the first step."""
@@ -164,15 +167,15 @@ class Engine:
         turn.review()
         findings = (*findings, *turn.findings)
         seen = _in_own_units(observation, state.arbiter.batch_factor)
-        acting = Feedback(
-            knobs=turn.feedback,
-            facts=state.facts,
-            rewound_step=state.arbiter.rewound_step,
-            grad_norm=baseline_of(detector_state.grad_norm, self.thresholds),
-        )
-        feedback = {"act": acting}
-        if any(seat.mode == "observe" for seat in self.seats):
-            feedback["observe"] = replace(acting, facts=_out_of_reach(state.facts))
+        feedback = {
+            mode: Feedback(
+                knobs=turn.feedback,
+                facts=state.facts if mode == "act" else _out_of_reach(state.facts),
+                rewound_step=state.arbiter.rewound_step,
+                grad_norm=baseline_of(detector_state.grad_norm, self.thresholds),
+            )
+            for mode in self._modes
+        }
         policy_states: dict[str, Any] = {}
         for seat in self.seats:
             name = seat.policy.name

@@ -77,14 +77,20 @@ class Window:
 
     def mad(self, center: float) -> float:
         """Return the median absolute deviation from `center`, which must be the median."""
-        count = len(self.ordered)
+        ordered = self.ordered
+        count = len(ordered)
         if count % 2:
-            return self._kth_deviation(center, count // 2 + 1)
-        low = self._kth_deviation(center, count // 2)
-        return 0.5 * low + 0.5 * self._kth_deviation(center, count // 2 + 1)
+            return self._nearest(center, count // 2 + 1)[1]
+        half = count // 2
+        first, low = self._nearest(center, half)
+        # The next one is a neighbour of the half that is nearest.
+        above = ordered[first + half] - center if first + half < count else math.inf
+        below = center - ordered[first - 1] if first else math.inf
+        high = min(above, below)
+        return 0.5 * low + 0.5 * high
 
-    def _kth_deviation(self, center: float, k: int) -> float:
-        """Return the k-th smallest distance from `center`: the k nearest are neighbours."""
+    def _nearest(self, center: float, k: int) -> tuple[int, float]:
+        """Return where the k samples nearest to `center` begin, and the largest distance."""
         ordered = self.ordered
         first, last = 0, len(ordered) - k
         while first < last:
@@ -93,4 +99,4 @@ class Window:
                 first = middle + 1
             else:
                 last = middle
-        return max(center - ordered[first], ordered[first + k - 1] - center)
+        return first, max(center - ordered[first], ordered[first + k - 1] - center)

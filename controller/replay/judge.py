@@ -38,6 +38,9 @@ __all__ = ["replay"]
 
 _FACTS = RunFacts(reachable=frozenset(KNOBS), can_rewind=True)
 """A log does not limit what could have been turned."""
+_NEAR = 8
+"""Records between two findings of a kind that still make one fault: detectors that judge blocks
+report once per block of 8, and what comes back within as few steps has not been away."""
 _INTERVAL_SAMPLE = 64
 """Steps by which the log interval of a segment is told."""
 _NO_SIGNAL = frozenset({"step", "run", "phase"})
@@ -55,7 +58,8 @@ class _Findings:
     signals: set[str] = field(default_factory=set)
     incidents: list[tuple[int, Finding]] = field(default_factory=list)
     decisions: list[ReplayDecision] = field(default_factory=list)
-    segments: list[_Segment] = field(default_factory=list)
+    diagnoses: list[DiagnosisRecord] = field(default_factory=list)
+    runs: list[ReplayRun] = field(default_factory=list)
 
 
 def replay(log: LogStream | LogSet, engine: Engine) -> ReplayOutput:
@@ -66,7 +70,7 @@ def replay(log: LogStream | LogSet, engine: Engine) -> ReplayOutput:
     """
     logs = LogSet.of(log) if isinstance(log, LogStream) else log
     collected = _collect(logs, engine)
-    runs = [segment.summary() for segment in collected.segments]
+    runs = collected.runs
     if not runs:
         raise ConfigError(
             f"{logs.name} must hold at least one step, but the reader {logs.format} finds none "
@@ -78,15 +82,6 @@ def replay(log: LogStream | LogSet, engine: Engine) -> ReplayOutput:
             "finds steps and no number beside them; give another --format, and write numbers with "
             "a decimal point."
         )
-    context = logs.context()
-    if context.idle_ranks is not None:
-        last = collected.segments[-1]
-        collected.incidents.append((last.run, _idle(last.history, context.idle_ranks)))
-    diagnoses: list[DiagnosisRecord] = []
-    for segment in collected.segments:
-        found = [finding for run, finding in collected.incidents if run == segment.run]
-        known = diagnose(segment.history, found, context)
-        diagnoses += [_diagnosis(segment.run, entry) for entry in known]
     critical = any(finding.severity is Severity.CRITICAL for _, finding in collected.incidents)
     left_open = unjudged(collected.signals)
     return ReplayOutput(
@@ -105,7 +100,7 @@ def replay(log: LogStream | LogSet, engine: Engine) -> ReplayOutput:
             *note(left_open),
             *logs.how_read(),
         ],
-        diagnoses=diagnoses,
+        diagnoses=collected.diagnoses,
         unjudged=left_open,
     )
 
@@ -123,13 +118,19 @@ def _collect(logs: LogSet, engine: Engine) -> _Findings:
             first_step = sample[0].step
         segment = _Segment(engine, state, run, collected, History(before))
         found = segment.findings(chain(sample, observations))
-        incidents = merge(found, gap=_interval(sample))
+        incidents = merge(found, gap=_NEAR * _interval(sample))
         stalls = any(incident.kind is FindingKind.DATA_STALL for incident in incidents)
         if len(sample) < BRIEF and not stalls:
             incidents += judge_brief_log(sample, engine.thresholds)
+        context = logs.context()
+        if context.idle_ranks is not None:
+            incidents += (_idle(segment.history, context.idle_ranks),)
         collected.incidents += [(run, incident) for incident in incidents]
-        collected.segments.append(segment)
+        collected.runs.append(segment.summary())
+        causes = diagnose(segment.history, incidents, context)
+        collected.diagnoses += [_diagnosis(run, cause) for cause in causes]
         state, before = segment.state, segment.history
+        before.resumed_from = None  # of a hundred segments only two are kept
     return collected
 
 

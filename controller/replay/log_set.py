@@ -6,14 +6,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mindtune.controller.contract import RunResult, parse, read_json
-from mindtune.controller.records import RunFolder, read_model_signals
+from mindtune.controller.contract import ProfileRecord, RunResult, parse, read_json
+from mindtune.controller.contract.fault_plan import PLANTED_FAULTS
+from mindtune.controller.records import (
+    RunFolder,
+    read_decisions,
+    read_model_signals,
+    read_profiles,
+)
 from mindtune.controller.records.log_readers import LogStream, Names, open_several
 from mindtune.controller.replay.ranks import Ranks
+from mindtune.policies.decisions import Advise
 from mindtune.policies.diagnosis import RunContext
 from mindtune.policies.signals import Observation
 
 __all__ = ["LogSet", "open_logs"]
+
+
+_TOLD = 4
+"""Actions of a run that are named."""
 
 
 class LogSet:
@@ -138,11 +149,12 @@ def open_logs(
     elif len(files) > 1:
         told = [f"{len(files)} logs were read one after another, as one run: {_names(files)}."]
     folder = paths[0] if len(paths) == 1 and paths[0].is_dir() else None
+    context, ending = (RunContext(), []) if folder is None else _records(folder)
     return LogSet(
         logs.streams,
         ranks=logs.ranks,
-        context=RunContext() if folder is None else _context(folder),
-        notes=[*told, *logs.notes],
+        context=context,
+        notes=[*told, *ending, *logs.notes],
     )
 
 
@@ -153,9 +165,11 @@ def _names(paths: Sequence[Path]) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{names[0]} to {names[-1]}"
 
 
-def _context(folder: Path) -> RunContext:
+def _records(folder: Path) -> tuple[RunContext, list[str]]:
+    """Return what the other records of a run tell, and what a reader should know of them."""
     records = RunFolder(folder)
     outcome, message = None, ""
+    notes = []
     if records.result.exists():
         content = read_json(records.result)
         if isinstance(content, dict) and {"steps", "wall_s"} <= set(content):
@@ -167,9 +181,29 @@ def _context(folder: Path) -> RunContext:
     has_attention = None
     if samples:
         has_attention = any(sample.attention_entropy is not None for sample in samples)
-    return RunContext(
+    if outcome is not None:
+        notes.append(f"the run's own record says that it ended {outcome!r}. {message}".rstrip())
+    granted = [entry for entry in read_decisions(records.decisions) if entry.verdict == "granted"]
+    acted = [entry for entry in granted if entry.action != Advise.__name__]
+    notes += [entry.reason for entry in granted if entry.requested == PLANTED_FAULTS]
+    if acted:
+        steps = ", ".join(f"{entry.action} in step {entry.step}" for entry in acted[:_TOLD])
+        more = f" and {len(acted) - _TOLD} more" if len(acted) > _TOLD else ""
+        notes.append(f"policies acted in this run ({steps}{more}): its signals show the effect.")
+    profiles = read_profiles(records.profiles)
+    profile = profiles[-1] if profiles else None
+    context = RunContext(
         outcome=outcome if isinstance(outcome, str) else None,
         message=message,
         every_step=True if records.decisions.exists() else None,
         has_attention=has_attention,
+        communication_share=None if profile is None else profile.communication_share,
+        communication_overlap=None if profile is None else profile.communication_overlap,
+        host_share=None if profile is None else profile.host_share,
+        profiled="" if profile is None else _profiled(profile),
     )
+    return context, notes
+
+
+def _profiled(profile: ProfileRecord) -> str:
+    return f"the profiled steps {profile.first_step} to {profile.last_step}"

@@ -21,7 +21,7 @@ from mindtune.controller.contract import (
     ReplayRun,
 )
 from mindtune.controller.units import format_duration
-from mindtune.policies.diagnosis import spelled_vocabulary
+from mindtune.policies.diagnosis import Symptom, spelled_vocabulary
 
 __all__ = ["Chapter", "Line", "tell"]
 
@@ -34,6 +34,22 @@ _TOLD_CASES = 4
 _TOLD_EVIDENCE = 4
 _TOLD_VALUES = 6
 _SEVERITIES = ("critical", "warning", "info")
+_SYMPTOMS = {
+    Symptom.LOSS_NOT_FALLING: "the loss does not fall",
+    Symptom.LOSS_SPIKES: "spikes",
+    Symptom.DIVERGENCE: "the loss goes up",
+    Symptom.NON_FINITE: "NaN or infinity",
+    Symptom.OVERFLOWS: "overflows",
+    Symptom.MEMORY: "memory is short",
+    Symptom.SLOW_STEPS: "slow steps",
+    Symptom.HANG: "the run stands still",
+    Symptom.LOW_MFU: "the devices are little used",
+    Symptom.ODD_GRADIENT: "an odd gradient",
+    Symptom.HIDDEN_STEPS: "steps are hidden",
+    Symptom.WRONG_FIGURE: "a figure that cannot be true",
+    Symptom.ATTENTION_MISSING: "no attention weights",
+    Symptom.UNRULY_KNOB: "a knob that does not obey",
+}
 _LIKELY = ("nearly certain", "likely", "possible")
 
 
@@ -231,7 +247,11 @@ def _causes(output: ReplayOutput, *, several: bool) -> Iterator[Line]:
     cases: dict[tuple[int, int, str], list[DiagnosisRecord]] = defaultdict(list)
     for entry in output.diagnoses:
         cases[entry.run, entry.step, entry.symptom].append(entry)
-    for number, causes in enumerate(cases.values()):
+    critical = (finding for finding in output.findings if finding.severity == "critical")
+    grave = {(finding.run, finding.step) for finding in critical}
+    # What is critical first, and each in the order of the log.
+    ordered = sorted(cases.items(), key=lambda entry: entry[0][:2] not in grave)
+    for number, (_, causes) in enumerate(ordered):
         if number >= _TOLD_CASES:
             left = len(cases) - number
             yield Line(f"and {left} more; --json has them all", style="quiet")
@@ -241,7 +261,7 @@ def _causes(output: ReplayOutput, *, several: bool) -> Iterator[Line]:
 
 def _case(causes: Sequence[DiagnosisRecord], *, several: bool) -> Iterator[Line]:
     best = causes[0]
-    symptom = best.symptom.replace("_", " ")
+    symptom = _SYMPTOMS[Symptom(best.symptom)]
     label = _place(best, several=several)
     if best.confidence not in _LIKELY:
         yield Line(f"{symptom}: no cause can be told from this log", label=label)
@@ -257,9 +277,13 @@ def _case(causes: Sequence[DiagnosisRecord], *, several: bool) -> Iterator[Line]
     for entry in others:
         text = f"or: {entry.statement} ({entry.confidence}): {entry.evidence_for[0]}"
         yield Line(text, depth=1, style="quiet")
-    out = [entry.cause.replace("_", " ") for entry in causes if entry.confidence == "unlikely"]
+    out = [
+        f"{entry.cause.replace('_', ' ')} ({entry.evidence_against[0]})"
+        for entry in causes
+        if entry.confidence == "unlikely" and entry.evidence_against
+    ]
     if out:
-        yield Line(f"hardly: {', '.join(out)}", depth=1, style="quiet")
+        yield Line(f"hardly: {'; '.join(out)}", depth=1, style="quiet")
     if best.confidence == "nearly certain":
         return
     missing = dict.fromkeys(text for entry in causes for text in entry.missing)

@@ -219,6 +219,23 @@ def _grokking(g: random.Random) -> Iterator[Row]:
         yield {"step": step, "loss": level * g.lognormvariate(0, 0.02), "learning_rate": 1e-3}
 
 
+def _slow_divergence(g: random.Random) -> Iterator[Row]:
+    """From step 600 on the loss creeps upwards, by half in 400 steps."""
+    for step in range(1, 1201):
+        row = _plain(g, step, 1200)
+        row["loss"] *= math.exp(max(0, step - 600) / 1000)
+        yield row
+
+
+def _creeping_norm(g: random.Random) -> Iterator[Row]:
+    """The norm climbs first, the loss follows, and nothing is sudden."""
+    for step in range(1, 901):
+        row = _plain(g, step, 900)
+        row["grad_norm"] *= math.exp(max(0, step - 400) / 60)
+        row["loss"] *= math.exp(max(0, step - 550) / 250)
+        yield row
+
+
 def _bounce(g: random.Random) -> Iterator[Row]:
     """The scale bounces between 1 and 2, and never gets away from there."""
     for step in range(1, 801):
@@ -337,6 +354,8 @@ SHAPES: dict[str, Shape] = {
     "single_spikes": Shape("healthy", "30 single norms of 15 times the usual", _single_spikes),
     "slow_start": Shape("healthy", "compilation, then waits in 3 steps", _slow_start),
     "late_learner": Shape("healthy", "flat for 400 steps, then it falls", _grokking),
+    "slow_divergence": Shape("faulty", "loss up by 80 % over 600 steps", _slow_divergence),
+    "creeping_norm": Shape("faulty", "norm up first, then the loss", _creeping_norm),
     "bouncing_scale": Shape("faulty", "scale between 1 and 2 for 700 steps", _bounce),
     "filtered_nan": Shape("faulty", "loss exactly 0 from step 1210 on", _filtered_nan),
     "skipped_nan": Shape("faulty", "every update skipped from step 501 on", _skipped_nan),

@@ -11,8 +11,8 @@ An overflow **without effect** is the opposite fault: the scale stays where it i
 none) and the update is applied all the same, so that non-finite gradients reach the weights. A
 rate below one half, as some trainers log it, says nothing of that kind: it stands for many steps.
 A scale at the **floor** that still overflows cannot help any more. Nor can one that **bounces**:
-it overflows as soon as it has grown a little above the floor, `_BOUNCES` times, and never in
-between gets away from there.
+it overflows as soon as it has grown a little above the floor, `_BOUNCES` times, and neither gets
+away from there in between nor has `_CALM` clean steps in a row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UNMOVED_AFTER = 3
 _CRITICAL_AT_FLOOR = 3
 # Times the soft floor: overflows up to the first, clean steps beyond the second end the bouncing.
 _NEAR_FLOOR, _AWAY = 4.0, 16.0
-_BOUNCES = 10
+_BOUNCES, _CALM = 10, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,7 @@ def _after_clean(
         highest = scale or 0.0
     elif scale is not None and scale > highest:
         highest = scale
+    away = clean >= _CALM or (scale or 0.0) > _AWAY * thresholds.soft_floor
     return OverflowState(
         0,
         clean,
@@ -100,7 +101,7 @@ def _after_clean(
         (state.bits << 1) & ((1 << thresholds.rate_window) - 1),
         state.scale if scale is None else scale,
         highest,
-        near_floor=0 if (scale or 0.0) > _AWAY * thresholds.soft_floor else state.near_floor,
+        near_floor=0 if away else state.near_floor,
     )
 
 

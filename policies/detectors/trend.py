@@ -2,8 +2,9 @@
 
 Theory of operation. A **divergence** is a loss that is flagged as an outlier and goes on rising:
 the last 4 flagged losses rise without a break, by half of what the first of them stood above the
-baseline; or the newer 4 of 8 flagged losses stand as much above the older 4. A jump that the run
-is recovering from, or that leads to another level, does not rise. Or, before any sample is an
+baseline; or the newer 4 of 8 flagged losses stand as much above the older 4; or the medians of 4
+groups of 8 rise one after the other, so far that noise does not make it. A jump that the run is
+recovering from, or that leads to another level, does not rise. Or, before any sample is an
 outlier, the loss climbs without a break: the medians of 3 rise 5 times in a row and 6 of 7 losses
 as well, no rise makes more than half of the climb, and the loss has left the middle of the armed
 baseline. The climb makes `climb_steps` distances from loss to loss as they were before it and 4
@@ -34,6 +35,10 @@ _RECENT = 8
 _RISING = 4
 _OF_EXCESS = 0.5
 _CLIMBING = 6
+_GROUPS, _GROUP = 4, 8
+_OF_DISTANCE = 3.0
+"""Distances from loss to loss that the medians of 8 must rise: twelve times their own error of a
+quarter, as far as losses are independent; neighbours that wander together make less of them."""
 _LARGEST_SHARE = 0.5
 _CLIMB_SCORE, _AROUND_ZERO = 3.0, 6.0
 _CLIMB_RISE, _STEEP_RISE = 4.0, 3.0
@@ -95,7 +100,7 @@ def judge_trend(
     medians = push(state.medians, max(min(a, b), min(max(a, b), c)), _CLIMBING)
     found: tuple[Finding, ...] = ()
     if len(judgement.held) >= _RISING:
-        found = _divergence(observation, judgement)
+        found = _divergence(observation, judgement, distances, thresholds)
     elif judgement.armed and judgement.score >= _CLIMB_SCORE and len(medians) == _CLIMBING:
         falls = sum(later <= earlier for earlier, later in pairwise(recent))
         if falls <= _MOST_FALLS:
@@ -104,7 +109,12 @@ def judge_trend(
     return findings + found, TrendState(recent, distances, medians, equal, idle)
 
 
-def _divergence(observation: Observation, judgement: Judgement) -> tuple[Finding, ...]:
+def _divergence(
+    observation: Observation,
+    judgement: Judgement,
+    distances: tuple[float, ...],
+    thresholds: DetectorThresholds,
+) -> tuple[Finding, ...]:
     held, base = judgement.held, judgement.median
     newest = held[-_RISING:]
     unbroken = all(later > earlier for earlier, later in pairwise(newest))
@@ -112,6 +122,8 @@ def _divergence(observation: Observation, judgement: Judgement) -> tuple[Finding
     if not rises and len(held) >= 2 * _RISING:
         older, newer = median(held[-2 * _RISING : -_RISING]), median(newest)
         rises = newer - older >= _OF_EXCESS * (older - base)
+    if not rises and len(held) >= _GROUPS * _GROUP and held[-_GROUPS * _GROUP] > base:
+        rises = _keeps_rising(held[-_GROUPS * _GROUP :], distances, thresholds)
     if not rises:
         return ()
     return (
@@ -130,6 +142,19 @@ def _divergence(observation: Observation, judgement: Judgement) -> tuple[Finding
                 "consecutive": judgement.consecutive,
             },
         ),
+    )
+
+
+def _keeps_rising(
+    held: tuple[float, ...], distances: tuple[float, ...], thresholds: DetectorThresholds
+) -> bool:
+    """Return whether a long row of flagged losses rises all the way."""
+    groups = [median(held[i : i + _GROUP]) for i in range(0, _GROUPS * _GROUP, _GROUP)]
+    rise = groups[-1] - groups[0]
+    return (
+        all(later > earlier for earlier, later in pairwise(groups))
+        and rise >= _OF_DISTANCE * median(distances)
+        and rise >= (thresholds.climb - 1.0) * abs(groups[0])
     )
 
 

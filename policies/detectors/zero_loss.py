@@ -3,9 +3,9 @@
 Theory of operation. A loss does not fall from a number to exactly 0 in one step. Where it does and
 stays, a trainer has filtered NaN out of its log (the sum over an interval that holds nothing but
 NaN is 0), every label is masked out, or the network's output is cut off. The row of zeros must
-follow `_KNOWN` losses none of which was 0, with a median of at least `_LEVEL`, since a log of four
-decimals prints a loss that has really gone as 0; means over an interval need fewer. A loss that is
-0 now and then belongs to another kind of training (advantages, triplets): then this rule rests.
+follow `_KNOWN` losses none of which was 0, the newest of them all above `_LEVEL`, since a log of
+four decimals prints a loss that has really gone as 0; means over an interval need fewer. A loss
+that is 0 now and then belongs to another kind of training (advantages, triplets): it rests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["ZeroLossState", "judge_zero_loss"]
 
 _KNOWN, _KEPT = 16, 8
 _INTERVAL, _KNOWN_MEANS, _ZERO_MEANS = 10, 4, 3
-_LEVEL = 0.01
+_LEVEL = 0.05
 _RESTS = -1
 
 
@@ -61,7 +61,10 @@ def judge_zero_loss(
         seen = min(state.seen + 1, _KNOWN)
         return (), ZeroLossState(seen, push(state.newest, loss, _KEPT))
     means = interval >= _INTERVAL
-    if state.seen < (_KNOWN_MEANS if means else _KNOWN) or median(state.newest) < _LEVEL:
+    if (
+        state.seen < (_KNOWN_MEANS if means else _KNOWN)
+        or min(state.newest[-_KNOWN_MEANS:]) < _LEVEL
+    ):
         return (), ZeroLossState(_RESTS)
     zeros = state.zeros + 1
     following = ZeroLossState(state.seen, state.newest, zeros)

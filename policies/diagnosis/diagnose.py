@@ -120,6 +120,7 @@ def _cases(history: History, incidents: tuple[Finding, ...], context: RunContext
             groups_of[-1].append(finding)
         else:
             groups_of.append([finding])
+    _part_of_worse(groups, history.interval)
     cases = [
         Case(symptom, tuple(group), history, incidents, context)
         for symptom, found in groups.items()
@@ -132,6 +133,26 @@ def _cases(history: History, incidents: tuple[Finding, ...], context: RunContext
     ]
     rank = {symptom: place for place, symptom in enumerate(CAUSES)}
     return sorted(cases, key=lambda case: (not case.incidents, case.first, rank[case.symptom]))
+
+
+def _part_of_worse(groups: dict[Symptom, list[list[Finding]]], interval: int) -> None:
+    """Leave out spikes that lead to a divergence or to NaN: they are evidence there."""
+    worse = [
+        (min(f.step for f in group), max(f.last_step for f in group))
+        for symptom in (Symptom.DIVERGENCE, Symptom.NON_FINITE)
+        for group in groups.get(symptom, [])
+    ]
+    apart = _TOGETHER * interval
+    alone = [
+        group
+        for group in groups.get(Symptom.LOSS_SPIKES, [])
+        if not any(
+            group[0].step <= last + apart and max(f.last_step for f in group) >= first - apart
+            for first, last in worse
+        )
+    ]
+    if Symptom.LOSS_SPIKES in groups:
+        groups[Symptom.LOSS_SPIKES] = alone
 
 
 def _counts(finding: Finding, context: RunContext) -> bool:

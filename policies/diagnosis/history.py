@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, sub
 
 from mindtune.policies.detectors.non_finite import LARGEST
 from mindtune.policies.findings import Finding, FindingKind, Severity
@@ -23,7 +24,9 @@ _BEFORE, _FROM = 32, 16
 _SCENES, _SCENES_OF_A_KIND = 200, 20
 _GAPS = 16
 _NOT_NUMBERS = frozenset({"step", "run", "phase", "straggler_rank"})
+_BLOCK = 64
 _SIGNALS = tuple(name for name in SIGNAL_NAMES if name not in _NOT_NUMBERS)
+_ALL = attrgetter(*_SIGNALS)
 
 
 @dataclass(slots=True)
@@ -52,26 +55,44 @@ class Course:
     pending: int = 0
     """How many these are."""
 
-    def add(self, step: int, value: float) -> None:
-        """Take the value of a step."""
-        if not -LARGEST < value < LARGEST:
-            self.non_finite += 1
-            return
-        if value == 0:
-            self.zeros += 1
+    def add(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Take the values of some steps, at least one."""
+        low, high = min(values), max(values)
+        # NaN hides from the comparisons, but not from the sum.
+        if not (-LARGEST < sum(values) < LARGEST and low > -LARGEST and high < LARGEST):
+            kept = [
+                (step, value)
+                for step, value in zip(steps, values, strict=True)
+                if -LARGEST < value < LARGEST
+            ]
+            self.non_finite += len(values) - len(kept)
+            if not kept:
+                return
+            steps, values = zip(*kept, strict=True)
+            low, high = min(values), max(values)
+        self.zeros += values.count(0)
         if self.count:
-            self.path += abs(value - self.last)
+            self.path += abs(values[0] - self.last)
         else:
-            self.first = value
-        self.count += 1
-        self.last = value
-        if value < self.low:
-            self.low, self.low_step = value, step
-        if value > self.high:
-            self.high, self.high_step = value, step
-        self.total += value
-        self.pending += 1
-        if self.pending == self.width:
+            self.first = values[0]
+        self.path += sum(map(abs, map(sub, values[1:], values)))
+        self.count += len(values)
+        self.last = values[-1]
+        if low < self.low:
+            self.low, self.low_step = low, steps[values.index(low)]
+        if high > self.high:
+            self.high, self.high_step = high, steps[values.index(high)]
+        self._add_to_means(values)
+
+    def _add_to_means(self, values: Sequence[float]) -> None:
+        begin = 0
+        while begin < len(values):
+            part = values[begin : begin + self.width - self.pending]
+            begin += len(part)
+            self.total += sum(part)
+            self.pending += len(part)
+            if self.pending < self.width:
+                return
             self.means.append(self.total / self.width)
             self.total, self.pending = 0.0, 0
             if len(self.means) == _POINTS:
@@ -126,6 +147,8 @@ class History:
     """Steps whose update was skipped."""
     scenes: list[Scene] = field(default_factory=list)
     _courses: dict[str, Course] = field(default_factory=dict)
+    _untold: list[Observation] = field(default_factory=list)
+    """Newest steps that are in no course yet."""
     _recent: deque[Observation] = field(default_factory=lambda: deque(maxlen=_BEFORE))
     _open: list[Scene] = field(default_factory=list)
     _newest: dict[FindingKind, int] = field(default_factory=dict)
@@ -158,14 +181,6 @@ class History:
             self.skipped += 1
         if observation.phase not in (None, "train"):
             self.phases[str(observation.phase)] += 1
-        courses = self._courses
-        for name in _SIGNALS:
-            value = getattr(observation, name)
-            if value is not None:
-                course = courses.get(name)
-                if course is None:
-                    course = courses[name] = Course()
-                course.add(step, value)
         for scene in self._open:
             scene.onset.append(observation)
         if self._open and len(self._open[0].onset) >= _FROM:
@@ -174,6 +189,27 @@ class History:
             if finding.severity is not Severity.INFO:
                 self._keep(finding.kind, observation)
         self._recent.append(observation)
+        self._untold.append(observation)
+        if len(self._untold) >= _BLOCK:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """Bring the courses up to date; in blocks, since a run has many steps and signals."""
+        untold, self._untold = self._untold, []
+        steps = [observation.step for observation in untold]
+        columns = zip(*map(_ALL, untold), strict=True)
+        for name, column in zip(_SIGNALS, columns, strict=False):
+            if None not in column:
+                self._course(name).add(steps, column)
+            elif any(value is not None for value in column):
+                known = [pair for pair in zip(steps, column, strict=True) if pair[1] is not None]
+                self._course(name).add(*zip(*known, strict=True))
+
+    def _course(self, name: str) -> Course:
+        course = self._courses.get(name)
+        if course is None:
+            course = self._courses[name] = Course()
+        return course
 
     def _keep(self, kind: FindingKind, observation: Observation) -> None:
         newest = self._newest.get(kind)
@@ -189,17 +225,20 @@ class History:
 
     def course(self, name: str) -> Course | None:
         """Return the course of a signal; None: it has no finite value."""
+        self._take_in()
         course = self._courses.get(name)
         return course if course is not None and course.count else None
 
     def courses(self) -> Iterator[tuple[str, Course]]:
         """Yield the signals that have a finite value, each with its course."""
+        self._take_in()
         for name, course in self._courses.items():
             if course.count:
                 yield name, course
 
     def measured(self, name: str) -> bool:
         """Return whether a signal was measured at all, NaN included."""
+        self._take_in()
         return name in self._courses
 
     @property

@@ -47,6 +47,12 @@ def spelled_vocabulary(loss: float, vocab_size: int | None, near: float = _NEAR)
     return f"ln({size}) = {math.log(size):.4f}, uniform guesses over a vocabulary {whose}"
 
 
+def _not_computed(case: Case, clues: Clues) -> None:
+    frozen = case.found(FindingKind.FROZEN_LOSS)
+    if frozen is not None and frozen.evidence.get("loss") == 0.0:
+        clues.speaks(frozen.message, DECISIVE)
+
+
 def _nothing_trainable(case: Case, clues: Clues) -> None:
     found = case.found(FindingKind.NO_TRAINABLE_PARAMETERS)
     norm, change = case.course("grad_norm"), case.course("update_norm")
@@ -225,7 +231,7 @@ def _data(case: Case, clues: Clues) -> None:
 
 def _not_meant_to_fall(case: Case, clues: Clues) -> None:
     loss = case.course("loss")
-    if loss is None or loss.count < 16:
+    if loss is None or loss.count < 16 or case.incidents:
         return
     if loss.zeros >= 0.2 * loss.count:
         clues.speaks(
@@ -259,6 +265,16 @@ def _learnt(case: Case, clues: Clues) -> None:
 
 
 LEARNING = (
+    Cause(
+        "loss_not_computed",
+        "the loss is not computed any more: NaN that the log leaves out, or labels all masked out",
+        (
+            "log NaN as it is (Hugging Face: logging_nan_inf_filter=False), and the gradient norm",
+            "count the labels that are not masked in a batch of these steps",
+            "go back to a checkpoint from before the first 0",
+        ),
+        _not_computed,
+    ),
     Cause(
         "no_trainable_parameters",
         "nothing is trained: the parameters are frozen, or cut off from the loss",

@@ -15,9 +15,8 @@ __all__ = ["NON_FINITE", "OVERFLOWS"]
 
 _LOSS_OF_SUMS = 1000.0
 """Losses beyond it are sums over tokens or pixels: means over them are of the order of 1 to 10."""
-_OFTEN = 0.5
-_PROBING = 0.05
-"""Share of overflows below which a dynamic scale is probing: DeepSpeed-Chat has 2 %."""
+_OFTEN, _LOW_SCALE = 0.5, 64.0
+"""Share of overflows from which a scale has no room at all, and a scale that is near its floor."""
 
 
 def _bad_from_the_start(case: Case, clues: Clues) -> None:
@@ -139,6 +138,8 @@ def _high_start(case: Case, clues: Clues) -> None:
         clues.speaks(f"it begins {records} records after the start, at a scale of {scale.first:g}")
         if scale.last >= scale.low and case.last < case.history.last_step:
             clues.speaks(f"it ends in step {case.last}, at a scale of {scale.low:g}", STRONG)
+        elif scale.last <= scale.low < scale.first / 1024:
+            clues.denies(f"it finds no place: it ends at {scale.last:g}", STRONG)
     elif records > 100:
         clues.denies(f"{records} records had gone before", STRONG)
 
@@ -162,10 +163,10 @@ def _diverging(case: Case, clues: Clues) -> None:
         clues.speaks(f"step {grew.step}: {grew.message}", STRONG if strong else WEAK)
         return
     loss = case.course("loss")
-    rate = [o.learning_rate for o in case.onset if o.learning_rate]
+    rate = [o.learning_rate for o in (*case.before, *case.onset) if o.learning_rate]
     if len(rate) >= 2 and rate[-1] > 1.5 * rate[0]:
         clues.speaks(f"the learning rate rises in these steps, {rate[0]:.3g} to {rate[-1]:.3g}")
-    if loss is not None and case.onset and loss.last <= loss.first:
+    elif loss is not None and case.onset and loss.last <= loss.first:
         clues.denies(f"the loss goes on falling ({loss.first:.4g} to {loss.last:.4g})")
 
 
@@ -178,7 +179,9 @@ def _too_large(case: Case, clues: Clues) -> None:
     if loss is not None and loss > _LOSS_OF_SUMS:
         clues.speaks(f"the loss is {loss:.4g}: a sum, not a mean", STRONG)
     scale = case.course("loss_scale")
-    if scale is not None and scale.last >= 1024 and floor is None:
+    if scale is not None and scale.last <= scale.low < scale.high / 1024:
+        clues.speaks(f"the scale has fallen from {scale.high:g} to {scale.last:g}", STRONG)
+    elif scale is not None and scale.last >= 1024 and floor is None:
         clues.denies(f"the scale is at {scale.last:g}, far above its floor")
 
 
@@ -193,14 +196,15 @@ def _not_obeyed(case: Case, clues: Clues) -> None:
 
 
 def _bounces(case: Case, clues: Clues) -> None:
-    scale, overflow = case.course("loss_scale"), case.course("overflow")
-    if scale is None or overflow is None:
+    near = (*case.before, *case.onset)
+    scales = [o.loss_scale for o in near if o.loss_scale is not None]
+    share = _rate(near)
+    if not scales or share is None:
         return
-    share = overflow.part(0.0, 1.0) if overflow.width > 1 else _rate(case.onset)
-    if scale.low <= 1.0 and scale.high <= 64 and scale.count >= 16:
-        clues.speaks(f"the scale bounces between {scale.low:g} and {scale.high:g}", STRONG)
-    if share is not None and share > _PROBING and case.last - case.first > 64:
-        clues.speaks(f"overflows go on for {case.last - case.first} steps")
+    low, high = min(scales), max(scales)
+    if low < high <= _LOW_SCALE and share < _OFTEN:
+        clues.speaks(f"the scale goes up and down between {low:g} and {high:g}", STRONG)
+        clues.speaks(f"{1 - share:.0%} of these steps are clean, so it does find room below")
 
 
 def _rate(steps: Sequence[Observation]) -> float | None:

@@ -12,13 +12,17 @@ from itertools import pairwise
 from mindtune.policies.detectors.rate_jump import RATE_JUMP
 from mindtune.policies.diagnosis.case import Case
 from mindtune.policies.diagnosis.cause import Cause
-from mindtune.policies.diagnosis.model import DECISIVE, STRONG, WEAK, Clues
+from mindtune.policies.diagnosis.learning import spelled_vocabulary
+from mindtune.policies.diagnosis.model import DECISIVE, STRONG, WEAK, Clues, Symptom
 from mindtune.policies.findings import FindingKind
 
 __all__ = ["DIVERGENCE", "SPIKES"]
 
 _JUMP = 1.5
 """Rate over that of the step before from which it counts as a jump; schedules move by less."""
+_SLOW = ("drift", "creep", "ascent")
+"""Patterns of a divergence that no single step shows."""
+_SUDDEN = ("jump", "leap", RATE_JUMP)
 _AFTER_RESUME = 100
 _HIGH_RATE = 0.5
 """Rates beyond it are for SGD on small nets, if at all."""
@@ -45,10 +49,9 @@ def _rate_jump(case: Case, clues: Clues) -> None:
         if not case.history.measured("learning_rate"):
             clues.lacks("learning_rate: a jump just before would explain it")
         return
-    for (_, earlier), (step, later) in pairwise(rates):
-        if later >= _JUMP * earlier and case.since_start > 0:
-            if case.first <= 64 and later < 10 * earlier:
-                continue  # a warm-up in few steps
+    for (before, earlier), (step, later) in pairwise(rates):
+        # A linear warm-up multiplies its rate as the steps are multiplied.
+        if later >= _JUMP * earlier * max(1.0, step / max(1, before)):
             clues.speaks(f"the rate went from {earlier:.4g} to {later:.4g} in step {step}", STRONG)
             return
     clues.denies(f"the rate did not jump: it was {rates[-1][1]:.4g} in step {rates[-1][0]}")
@@ -65,15 +68,21 @@ def _rate_too_high(case: Case, clues: Clues) -> None:
         now = case.usual("learning_rate") or case.peak("learning_rate")
         if now is not None and now >= 0.8 * rate.high:
             clues.speaks(f"the rate {now:.4g} is near the highest of the run, {rate.high:.4g}")
-        elif now is not None and now <= 0.3 * rate.high:
+        elif now is not None and now <= 0.3 * rate.high and rate.high_step < case.first:
             clues.denies(f"the rate {now:.4g} is far below the highest so far, {rate.high:.4g}")
         elif now is not None and rate.high_step >= case.first and now < rate.high:
             clues.speaks(f"the rate {now:.4g} still rises, as a warm-up does")
     elif rate.high > _HIGH_RATE:
         clues.speaks(f"the rate is {rate.high:g} throughout, too high for most models", STRONG)
+    if any(f.evidence.get("pattern") in _SLOW for f in case.incidents):
+        clues.speaks("the loss rises steadily and without a leap: no batch does that")
     stays = case.stays("loss")
     if stays is not None and stays >= _STAYS and case.found(FindingKind.DIVERGENCE) is not None:
         clues.speaks(f"the loss stays at {stays:.2g} times what it was, as after too large a step")
+        last = case.onset[-1].loss
+        guess = None if last is None else spelled_vocabulary(last, case.context.vocab_size)
+        if guess is not None:
+            clues.speaks(f"in step {case.onset[-1].step} it stands at {guess}")
     spikes = [f for f in case.others if f.kind in (FindingKind.LOSS_SPIKE, FindingKind.DIVERGENCE)]
     if len(spikes) >= 4:
         clues.speaks(f"it is one of {len(spikes)} spikes and climbs of the loss in this segment")
@@ -85,8 +94,12 @@ def _gradient_first(case: Case, clues: Clues) -> None:
         return
     norm_step, loss_step = case.rises_from("grad_norm", 3.0), case.rises_from("loss", 1.2)
     usual, peak = case.usual("grad_norm"), case.peak("grad_norm")
+    moved = case.earlier(FindingKind.GRAD_NORM_SPIKE, FindingKind.LEVEL_SHIFT, within=256)
+    if moved is not None and moved.evidence.get("signal") != "loss":
+        clues.speaks(f"before it, in step {moved.step}: {moved.message}", STRONG)
     if norm_step is None or usual is None or peak is None:
-        if case.before:
+        slow = any(f.evidence.get("pattern") in _SLOW for f in case.incidents)
+        if case.before and moved is None and not slow:
             clues.denies("the gradient norm did not rise before the loss did", STRONG)
         return
     text = f"the gradient norm rose from {usual:.4g} to {peak:.4g}, from step {norm_step} on"
@@ -100,6 +113,9 @@ def _gradient_first(case: Case, clues: Clues) -> None:
 def _bad_batch(case: Case, clues: Clues) -> None:
     interval = case.history.interval
     records = (case.last - case.first) // interval + 1
+    slow = [f for f in case.incidents if f.evidence.get("pattern") not in (None, *_SUDDEN)]
+    if slow:
+        clues.denies(f"it is a {slow[0].evidence['pattern']} over many batches", STRONG)
     if case.found(FindingKind.PERIODIC_SPIKES) is not None:
         clues.denies("it comes again and again after the same number of steps", STRONG)
     stays = case.stays("loss")
@@ -108,8 +124,11 @@ def _bad_batch(case: Case, clues: Clues) -> None:
                      STRONG)  # fmt: skip
     elif records > 16:
         clues.denies(f"it lasts for {case.last - case.first} steps, longer than a batch", STRONG)
+    elif case.symptom is Symptom.DIVERGENCE and stays is None:
+        pass  # whether it has passed is not known
     elif records <= 4 and interval == 1:
-        clues.speaks(f"only the batches of steps {case.first} to {case.last} are concerned")
+        steps = f"step {case.first}" if records == 1 else f"steps {case.first} to {case.last}"
+        clues.speaks(f"only the batches of {steps} are concerned")
         if stays is not None:
             clues.speaks(f"the loss comes back, to {stays:.2g} times the usual")
     norm_step, loss_step = case.rises_from("grad_norm", 3.0), case.rises_from("loss", 1.2)
@@ -126,8 +145,10 @@ def _precision(case: Case, clues: Clues) -> None:
     scale_before, scales = case.usual("loss_scale"), [o.loss_scale for o in case.onset]
     falls = [s for s in scales if s is not None and scale_before and s <= 0.5 * scale_before]
     if found is not None:
-        storm = found.kind is not FindingKind.OVERFLOW
-        clues.speaks(f"step {found.step}: {found.message}", STRONG if storm else WEAK)
+        weight = STRONG if found.kind is not FindingKind.OVERFLOW else WEAK
+        if found.kind is FindingKind.OVERFLOW_WITHOUT_EFFECT:
+            weight = DECISIVE
+        clues.speaks(f"step {found.step}: {found.message}", weight)
     if falls and scale_before is not None:
         clues.speaks(f"the loss scale falls from {scale_before:g} to {min(falls):g}")
     if not clues.evidence_for:

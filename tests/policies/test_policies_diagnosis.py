@@ -43,7 +43,7 @@ def told(rows: Rows, context: RunContext | None = None, resumed: Rows = ()) -> l
             state = result.state
             history.add(observation, result.findings)
             found += result.findings
-        incidents, before = merge(found, gap=max(1, gap)), history if history.steps else None
+        incidents, before = merge(found, gap=8 * max(1, gap)), history if history.steps else None
     return list(diagnose(history, incidents, context))
 
 
@@ -113,10 +113,9 @@ CASES: dict[str, tuple[Callable[[], list[Diagnosis]], Symptom, str]] = {
         lambda: told(at({s: {"loss": 6.0} for s in range(150, 1000, 50)}, calm(1000))),
         Symptom.LOSS_SPIKES, "counts_steps"),
     "a resume loses its state": (
-        lambda: told([{**row, "step": 400 + s, "loss": row["loss"] + 3 * (s > 8)}
-                      for s, row in enumerate(calm(100, learning_rate=None), start=1)],
-                     resumed=[{**row, "loss": 2.0 + 0.01 * (s % 3)}
-                              for s, row in enumerate(calm(400, learning_rate=None))]),
+        lambda: told([{"step": 400 + s, "loss": 2.0 + 0.01 * (s % 3) + 3 * (8 < s < 16)}
+                      for s in range(1, 60)],
+                     resumed=[{"loss": 2.0 + 0.01 * (s % 3)} for s in range(400)]),
         Symptom.LOSS_SPIKES, "resume_lost_state"),
     "NaN from the first step on": (
         lambda: told({"loss": math.nan} for _ in range(20)),

@@ -164,7 +164,7 @@ def test_the_story_tells_what_happened_why_and_what_cannot_be_judged(faulty, hea
         "mindtune: 100 data lines, 100 steps, from step 1 to 100; it tells of loss, grad_norm",
         "verdict: faulty one critical fault, in step 81",
         "81-100 non_finite_loss: the loss was nan",
-        "why, most likely 81-100 non finite: ",
+        "why, most likely 81-100 NaN or infinity: ",
         "gradient_norm: RequestStop in step 90: non-finite loss",
         "an idle device (no device_utilization)",
     ):
