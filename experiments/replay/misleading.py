@@ -8,9 +8,13 @@ from pathlib import Path
 from mindtune.controller.contract import ReplayOutput
 from mindtune.controller.records.log_readers import open_log
 from mindtune.controller.replay import load_engine, replay
-from mindtune.experiments.replay.shapes import SHAPES, Shape, write_log
+from mindtune.experiments.replay.faulty_shapes import FAULTY
+from mindtune.experiments.replay.healthy_shapes import HEALTHY
+from mindtune.experiments.replay.shape import Shape, write_log
 
-__all__ = ["misleading", "replay_shape"]
+__all__ = ["SHAPES", "misleading", "replay_shape"]
+
+SHAPES: dict[str, Shape] = {**HEALTHY, **FAULTY}
 
 _HEADER = (
     "| run | verdict (right) | first finding above a note | likeliest cause |\n"

@@ -123,7 +123,8 @@ def _judge_hit(
         unmoved = state.unmoved + 1 if state.scale in (None, scale) or scale is None else 1
     at_floor = state.at_floor + 1 if scale is not None and scale <= thresholds.soft_floor else 0
     near_floor = state.near_floor
-    if scale is not None and scale <= _NEAR_FLOOR * thresholds.soft_floor:
+    floor = thresholds.soft_floor
+    if scale is not None and floor < scale <= _NEAR_FLOOR * floor:
         near_floor = min(near_floor + 1, _BOUNCES)
     following = OverflowState(
         # A low rate stands for many steps, most of them clean.
@@ -161,7 +162,8 @@ def _judge_hit(
                 {"consecutive": unmoved, "loss_scale": scale, "loss": loss},
             )
         )
-    if at_floor:
+    # One overflow after long calm is none of a scale that is too high: bfloat16 lives at 1.
+    if at_floor and (state.clean < _CALM or at_floor >= _CRITICAL_AT_FLOOR):
         findings.append(
             _finding(
                 observation,

@@ -122,8 +122,10 @@ def _divergence(
     if not rises and len(held) >= 2 * _RISING:
         older, newer = median(held[-2 * _RISING : -_RISING]), median(newest)
         rises = newer - older >= _OF_EXCESS * (older - base)
+    loss = newest[-1]
     if not rises and len(held) >= _GROUPS * _GROUP and held[-_GROUPS * _GROUP] > base:
         rises = _keeps_rising(held[-_GROUPS * _GROUP :], distances, thresholds)
+        loss = median(held[-_GROUP:])
     if not rises:
         return ()
     return (
@@ -132,11 +134,11 @@ def _divergence(
             last_step=observation.step,
             kind=FindingKind.DIVERGENCE,
             severity=Severity.CRITICAL,
-            message=f"the loss stands at {newest[-1]:.4g} against {base:.4g} before, is flagged "
+            message=f"the loss stands at {loss:.4g} against {base:.4g} before, is flagged "
             f"for {judgement.consecutive} steps and goes on rising.",
             evidence={
                 "cold_start": 0,
-                "loss": newest[-1],
+                "loss": loss,
                 "median": base,
                 "threshold": judgement.threshold,
                 "consecutive": judgement.consecutive,

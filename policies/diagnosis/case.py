@@ -31,6 +31,14 @@ class RunContext:
     """Tokens that the model knows."""
     num_ranks: int = 0
     """Ranks whose logs were read beside each other; 0: one log alone."""
+    communication_share: float | None = None
+    """Share of the profiled steps in which ranks exchanged; None: no step was profiled."""
+    communication_overlap: float | None = None
+    """Share of that in which other kernels ran as well."""
+    host_share: float | None = None
+    """Share of the profiled steps in which neither a kernel ran nor data were waited for."""
+    profiled: str = ""
+    """Which steps were profiled, in words."""
     first_non_finite: str | None = None
     """Which rank alone told of NaN first, and where, in words; None: unknown, or none did."""
     idle_ranks: str | None = None

@@ -209,9 +209,11 @@ def _rate_too_low(case: Case, clues: Clues) -> None:
     elif rate.high >= _USUAL_RATE:
         clues.denies(f"the learning rate reaches {rate.high:.4g}")
     if loss is not None and loss.count >= 64 and clues.evidence_for:
-        fall = loss.part(0.0, 0.2) - loss.part(0.8, 1.0)
-        if fall > 0:
-            clues.speaks(f"the loss does fall, by {fall:.3g} over the run")
+        begin, end = loss.part(0.0, 0.05), loss.part(0.8, 1.0)
+        if end < 0.5 * begin:
+            clues.denies(f"the loss has fallen far, from {begin:.4g} to {end:.4g}", STRONG)
+        elif end < begin:
+            clues.speaks(f"the loss does fall, by {begin - end:.3g} over the run")
 
 
 def _data(case: Case, clues: Clues) -> None:

@@ -15,6 +15,8 @@ __all__ = ["HANG", "LOW_MFU", "SLOW_STEPS", "STARVED", "data_share"]
 
 STARVED = 0.2
 """Share of the step spent waiting for data from which the pipeline is a cause."""
+_EXCHANGE, _HOST = 0.2, 0.3
+"""Shares of a step with nothing but exchange, and without any kernel, from which they are."""
 _HOT_C = 85.0
 """Devices slow themselves down from about here on: 85 to 90 C for the NVIDIA data-centre line."""
 _COOLER_POWER = 0.85
@@ -60,8 +62,17 @@ def _straggler(case: Case, clues: Clues) -> None:
 
 def _communication(case: Case, clues: Clues) -> None:
     busy, share = case.course("device_utilization"), data_share(case)
-    if case.context.num_ranks == 1:
-        clues.denies("the run has one rank", DECISIVE)
+    exchanged = case.context.communication_share
+    if exchanged is not None:
+        text = f"{exchanged:.0%} of the time of {case.context.profiled} went into exchange"
+        overlap = case.context.communication_overlap
+        if overlap is not None:
+            text += f", {overlap:.0%} of it beside other work"
+        open_share = exchanged * (1.0 - (overlap or 0.0))
+        if open_share >= _EXCHANGE:
+            clues.speaks(text, STRONG)
+        else:
+            clues.denies(text, STRONG)
         return
     if (
         busy is not None
@@ -293,6 +304,12 @@ def _too_small(case: Case, clues: Clues) -> None:
         clues.denies(f"the device is busy {busy.median:.0%} of the time", STRONG)
     else:
         clues.lacks("device_utilization: a low one without data wait means too little work")
+    host = case.context.host_share
+    if host is not None and host >= _HOST:
+        clues.speaks(
+            f"{host:.0%} of the time of {case.context.profiled} the device waited for the host",
+            STRONG,
+        )
     used, total = case.course("device_memory_used_bytes"), case.course("device_memory_total_bytes")
     if used is not None and total is not None and used.high < 0.5 * total.high:
         clues.speaks(

@@ -156,6 +156,11 @@ CASES: dict[str, tuple[Callable[[], list[Diagnosis]], Symptom, str]] = {
         lambda: told(calm(100, step_time_s=1.0, data_time_s=0.01, straggler_rank=5,
                           straggler_ratio=1.6)),
         Symptom.SLOW_STEPS, "straggler"),
+    "ranks that exchange for half of the step": (
+        lambda: told(calm(300, step_time_s=lambda s: 1.0 + 0.6 * (s > 150) + 0.001 * (s % 5)),
+                     RunContext(communication_share=0.5, communication_overlap=0.1,
+                                profiled="steps 200 to 204")),
+        Symptom.SLOW_STEPS, "communication"),
     "heat": (
         lambda: told(calm(300, step_time_s=lambda s: 1.0 + 0.6 * (s > 150) + 0.001 * (s % 5),
                           device_temperature_c=lambda s: 60.0 + 30 * (s > 150),
@@ -167,6 +172,9 @@ CASES: dict[str, tuple[Callable[[], list[Diagnosis]], Symptom, str]] = {
     "a low MFU with idle ranks": (
         lambda: told(calm(100, mfu=0.2), RunContext(num_ranks=8, idle_ranks="4 of 8 ranks idle")),
         Symptom.LOW_MFU, "idle_ranks"),
+    "a low MFU of a busy host": (
+        lambda: told(calm(100, mfu=0.2), RunContext(host_share=0.5, profiled="steps 50 to 54")),
+        Symptom.LOW_MFU, "too_little_work"),
     "a clip far below the norm": (
         lambda: told(calm(200, grad_norm=lambda s: 20.0 + s % 3, clip_norm=1.0)),
         Symptom.ODD_GRADIENT, "clip_too_low"),

@@ -12,8 +12,7 @@ from mindtune.controller.cli.app import main
 from mindtune.controller.contract import ReplayOutput, parse
 from mindtune.controller.records.log_readers import open_log
 from mindtune.controller.replay import load_engine, replay
-from mindtune.experiments.replay.misleading import replay_shape
-from mindtune.experiments.replay.shapes import SHAPES
+from mindtune.experiments.replay.misleading import SHAPES, replay_shape
 
 HEADER = "step,loss,grad_norm\n"
 
