@@ -262,6 +262,13 @@ def test_trainer_state_however_it_is_laid_out(read, indent):
     assert norms[2] == math.inf
 
 
+def test_an_array_of_records_is_read_as_the_history_of_a_state(read):
+    history = [{"iteration": i, "loss": 3 - i, "lr": 0.1} for i in (1, 2)]
+    for indent in (2, None):
+        log = read(json.dumps(history, indent=indent))
+        assert column(log, "loss") == [2, 1]
+
+
 def test_a_cut_trainer_state_is_read_as_far_as_it_goes(read):
     text = json.dumps(STATE, indent=2)
     log = read(text[: text.index('"loss_0"')])

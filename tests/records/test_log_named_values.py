@@ -97,6 +97,30 @@ LINES = [
     ("step: 5, box loss: 0.5", (None, 5), {}),
     ("epoch: 3, val loss: 2.5, acc: 0.7", (3, None), {"eval_loss": 2.5}),
     ("step: 6, Loss: -inf, Overflow: true", (None, 6), {"loss": -math.inf, "overflow": 1.0}),
+    ("Epoch: [0][  10/5005]\tTime  0.314 ( 0.912)\tLoss 7.01e+00 (7.04e+00)\tAcc@1 0.0 ( 0.1)",
+     (0, 10), {"loss": 7.01}),
+    ("Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.213470", (1, 640), {"loss": 2.21347}),
+    (("Train: 0 [  50/1251 (  4%)]  Loss: 6.91 (6.92)  Time: 0.512s, 2000/s (0.612s, 1673/s)  LR: "
+      "1.000e-05  Data: 0.010 (0.050)"), (0, 50), {"loss": 6.91, "learning_rate": 1e-5}),
+    ("INFO: epoch 1 step 10, loss 0.512, lr 1e-05, step time 1234.5 ms", (1, 10),
+     {"loss": 0.512, "learning_rate": 1e-5, "step_time_s": 1.2345}),
+    (("step:2 - actor/pg_loss:np.float64(-0.02) - actor/grad_norm:np.float64(0.4) - "
+      "timing_s/step:11.5"), (None, 2), {"loss": -0.02, "grad_norm": 0.4, "step_time_s": 11.5}),
+    (("Training epoch 0, iteration 1/99 | lr: 2.9e-07 | global_batch_size: 512 | global_step: 5 | "
+      "reduced_train_loss: 11.02 | train_step_timing in s: 5.85"), (0, 5),
+     {"loss": 11.02, "learning_rate": 2.9e-7, "global_batch_size": 512, "step_time_s": 5.85}),
+    ("epoch\uff1a1\uff0cstep\uff1a5\uff0closs\uff1a2.5", (1, 5), {"loss": 2.5}),
+    ("iter 10 step 10 | loss train: 2.5, val: n/a | iter time: 123.45 ms (step)", (None, 10),
+     {"loss": 2.5, "step_time_s": 0.12345}),
+    ("validate step: 10  loss: 11.5  memory: 20GiB(3%)  tps: 1,234", (None, 10),
+     {"eval_loss": 11.5}),
+    ("step: 7 loss: nan(ind) grad_norm: 1.#INF lr: -1.#IND", (None, 7),
+     {"loss": math.nan, "grad_norm": math.inf, "learning_rate": math.nan}),
+    ("step: 1,234 loss: 2.5 grad_norm: 1,234.5", (None, 1234), {"loss": 2.5, "grad_norm": 1234.5}),
+    ("step: 5 loss: tensor(2.5, device='cuda:0', grad_fn=<NllLossBackward0>)", (None, 5),
+     {"loss": 2.5}),
+    ("step: 5, loss: 2.5{ step: 6", (None, 5), {}),
+    ("step: 5, loss: 2.\ufffd5, lr: 0.1", (None, 5), {"learning_rate": 0.1}),
 ]  # fmt: skip
 
 
@@ -150,6 +174,40 @@ def test_the_printed_scale_is_told_apart_from_the_one_that_acted(read):
     after = read(line(0, False, 1024) + line(1, True, 512) + line(2, True, 256)
                  + line(3, False, 256))  # fmt: skip
     assert column(after, "loss_scale") == [1024, 1024, 512, 256], "printed after the cut"
+
+
+def test_olmo_core_and_composer_values_stand_below_their_step(read):
+    log = read(
+        "console_logger:66 INFO [step=1/???,epoch=1,eta=1 day, 2:00:00]\n    train/CE loss=11.42\n"
+        "    optim/total grad norm=1.520\n    optim/LR (group 0)=0.0004\n"
+        "    optim/step skipped=1.0\n    train/Z loss=9.0\n"
+        "console_logger:66 INFO [step=500/1000,epoch=2,eta=1 day]\n    train/CE loss=11.40\n"
+        "    optim/total grad norm=1,234\n"
+    )
+    first, second = log.observations
+    assert (first.step, first.loss, first.grad_norm, first.learning_rate) == (1, 11.42, 1.52, 4e-4)
+    assert first.update_skipped == 1.0
+    assert (second.step, second.loss, second.grad_norm) == (500, 11.4, 1234.0)
+    log = read(
+        "[epoch=0][batch=1/100]:\n\t Train time/epoch: 0\n\t Train loss/train/total: 10.8\n"
+        "[epoch=0][batch=2/100]:\n\t Train loss/train/total: 10.7\n"
+    )
+    assert [(o.step, o.loss) for o in log.observations] == [(1, 10.8), (2, 10.7)]
+
+
+def test_a_summary_of_an_epoch_is_no_step_where_there_are_steps(read):
+    log = read("".join(f"epoch: {epoch}, step: {step}, loss: {5 - step}\n" * (step < 3)
+                       or f"epoch: {epoch}, avg loss: 3.5, epoch time: 20 s\n"
+                       for epoch in (1, 2) for step in (1, 2, 3)))  # fmt: skip
+    assert [(o.run, o.step, o.loss) for o in log.observations] == [
+        (0, 1, 4), (0, 2, 3), (0, 3, 4), (0, 4, 3),
+    ]  # fmt: skip
+
+
+def test_steps_that_count_on_over_epochs_are_not_counted_on_again(read):
+    log = read("".join(f"Epoch {1 + step // 100}, step {step}/300, loss: 1.5\n"
+                       for step in range(50, 300, 50)))  # fmt: skip
+    assert column(log, "step") == [50, 100, 150, 200, 250]
 
 
 def test_olmo_values_stand_below_their_step(read):

@@ -26,11 +26,15 @@ from mindtune.controller.records.log_readers.scaler_events import ScalerEvents
 __all__ = ["TRAINER_CONSOLE", "TRAINER_STATE"]
 
 _HISTORY = re.compile(r'"log_history"\s*:\s*\[')
+_ARRAY = re.compile(r"\s*\[\s*(?=\{\s*\")")
+"""What other programs write: the array alone."""
 _SEPARATORS = re.compile(r"[\s,]*")
 _LONGEST = 1 << 22
 """Characters of one entry of the history; one that is longer is none of the Trainer's."""
 _LONG = 1 << 12
 """Characters that an entry of the Trainer hardly has: such a one is begun anew less often."""
+_BEGINNING = 64
+"""Characters of a file in which an array begins, if it is one."""
 _TOKENS_SEEN = "num_input_tokens_seen"
 
 
@@ -66,6 +70,7 @@ class _StateReader:
         self._buffer = ""
         self._inside = False
         self._ended = False
+        self._begun = False
         self._retry_at = 0
         self._waiting: list[str] = []
         """Pieces that are not in the buffer yet: to put each into it would be quadratic."""
@@ -84,6 +89,9 @@ class _StateReader:
         self._join()
         if not self._inside:
             found = _HISTORY.search(self._buffer)
+            if found is None and not self._begun:
+                found = _ARRAY.match(self._buffer)
+                self._begun = len(self._buffer) >= _BEGINNING or found is not None
             if found is None:
                 self._keep(self._buffer[-256:])
                 return None
@@ -117,7 +125,7 @@ class _StateReader:
                 # A long entry is not begun anew at every bracket in it: that would be quadratic.
                 self._retry_at = size + size // 4 if size > _LONG else 0
                 break
-            step = fields.read_value(entry.get("step")) if isinstance(entry, dict) else None
+            step = fields.read_value(_step_of(entry)) if isinstance(entry, dict) else None
             if step is not None and is_whole(step[0]):
                 told = self._entries.record(int(step[0]), entry)
                 understood = understood or told is not None
@@ -129,6 +137,10 @@ class _StateReader:
             return []
         self._join()
         return self._take() or []
+
+
+def _step_of(entry: dict[str, Any]) -> object:
+    return next((entry[name] for name in fields.STEP_NAMES if name in entry), None)
 
 
 def _after_separators(text: str, position: int) -> int:

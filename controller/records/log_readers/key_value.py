@@ -40,7 +40,7 @@ _PAIR = re.compile(
     rf"((?:{COMMA_NUMBER}|{NUMBER}(?(3)|(?!,\d))|(?i:True|False)\b)"
     r"(?: ?(?:ms|sec|s|%)(?![\w/]))?)"
     rf"(?: */ *({COMMA_NUMBER}|{NUMBER}|\?+))?"
-    r"(?=\.?(?:[\s,;|)\]}>(\"']|:\s|$))(?= {0,9}([^ ]?))"
+    r"(?=\.?(?:[\s,;|)\]}>(\"'\uff0c\uff1b\uff09]|:\s|$))(?= {0,9}([^ ]?))"
 )
 """Name, sign, bracket, value with unit, total, and what follows. Spaces are counted, since a
 pattern that may take any number of them twice needs the square of their number."""
@@ -59,18 +59,22 @@ _TUPLE = re.compile(
     re.IGNORECASE,
 )
 _OF_EPOCH = re.compile(
-    rf"(?:\((?:train|val|test)\)|\bEpoch(?= ?\[\d+\]\[)) *(?:\[({INTEGER})\])?"
-    rf"\[ *({INTEGER})/({INTEGER})\]",
+    rf"(?:\((?:train|val|test)\)|\bEpoch:?(?= ?\[\d+\]\[)) *(?:\[({INTEGER})\])?"
+    rf"\[ *({INTEGER})/({INTEGER})\]"
+    rf"|\b(?:Epoch|Train): ({INTEGER}) \[ *({INTEGER})/({INTEGER}) +\( *\d+%\)\]",
     re.IGNORECASE,
 )
-"""mmengine and mmcv: `Epoch(train) [1][240/735] lr: ... time: 2.9 data_time: 0.004 loss: 2.5`; its
-`time` is that of a step."""
+"""mmengine and mmcv: `Epoch(train) [1][240/735] lr: ... time: 2.9 data_time: 0.004 loss: 2.5`,
+where `time` is that of a step; examples of PyTorch: `Epoch: [0][ 10/5005]`, `Train Epoch: 1
+[640/60000 (1%)]`; timm: `Train: 0 [  50/1251 (  4%)]`."""
+_EPOCH_STEP = re.compile(rf"\bepoch ({INTEGER}) (?:step|iter|batch)", re.IGNORECASE)
+"""Bare words, where another word does not make it a sentence."""
 _RUN_IN = re.compile(
     r"[a-z0-9.](?:step|iter|iteration|epoch)\b(?= {0,3}[:=\[] {0,3}\d)", re.IGNORECASE
 )
 """A step named right behind a letter or digit (`lostep: 6`), where another line may begin."""
 _COUNTED = ("tep", "ter", "poch")
-_ENGINES = ("][", "train)", "val)", "test)")
+_ENGINES = ("][", "train)", "val)", "test)", "%)]")
 _PLAIN = frozenset({"", "info", "train", "training", "step", "debug", "the"})
 _EVALUATES = re.compile(
     r"(?<![\w/.-])(?:val|valid(?:at\w+)?|eval(?:uat\w+)?|test(?:ing)?)(?![\w/.-])", re.IGNORECASE
@@ -118,12 +122,14 @@ def parse_line(
     twice = any(line.count(word) > 1 for word in _COUNTED)
     named.repeats = twice and _RUN_IN.search(line) is not None
     signs = "|" in line
+    engine = _OF_EPOCH.search(line) if any(mark in line for mark in _ENGINES) else None
+    ends = _ENDS if engine is None else f"{_ENDS}("  # the mean stands there: `Loss 2.5 (2.6)`
     for words, sign, bracket, told, total, following in _PAIR.findall(line):
         name, before = _known(words, names)
         if not name:
             continue
         bare = not sign.strip() and not words.endswith(_VERBS)
-        if bare and not total and following not in _ENDS:
+        if bare and not total and following not in ends:
             continue
         value: str | None = told
         if "," in told:
@@ -141,6 +147,7 @@ def parse_line(
             pairs.append((name, value))
             same = values.setdefault(name, value) == value or before not in _PLAIN
             named.repeats = named.repeats or not same
+    signs = signs or engine is not None or (bool(steps) and len(pairs) > 1)
     named.signals = names.collect(pairs) if signs else {}
     whole = _TUPLE.search(line) if "True," in line or "False," in line else None
     if whole is not None:  # what MindSpore's cells with loss scale return
@@ -150,26 +157,31 @@ def parse_line(
         if name in steps:
             named.step, named.of_steps = steps[name]
             break
-    engine = _OF_EPOCH.search(line) if any(mark in line for mark in _ENGINES) else None
     if engine is not None:
-        steps = {"step": (int(engine[2]), int(engine[3]))}
-        named.step, named.of_steps = steps["step"]
-        if engine[1]:
-            steps["epoch"] = (int(engine[1]), None)
+        epoch, step, total = engine.groups()[:3] if engine[2] else engine.groups()[3:]
+        steps = {"epoch": (int(epoch), None)} if epoch else {}
+        named.step, named.of_steps = int(step), int(total)
         time = _TIME.search(line)
         if time is not None and "data_time_s" in named.signals:
             named.signals["step_time_s"] = number(time[1])
     if _OF_ALL not in line:
         named.epoch = next((steps[name][0] for name in EPOCH_NAMES if name in steps), None)
-    if "loss" in named.signals and _may_evaluate(line) and _EVALUATES.search(line):
+        if named.epoch is None and named.step is not None and "poch " in line:
+            before_step = _EPOCH_STEP.search(line)
+            named.epoch = int(before_step[1]) if before_step is not None else None
+    if "loss" in named.signals and _evaluates(line):
         loss = named.signals.pop("loss")
         named.signals = {"eval_loss": named.signals.get("eval_loss", loss)}
     return named
 
 
-def _may_evaluate(line: str) -> bool:
+def _evaluates(line: str) -> bool:
+    """Tell whether a line says that it is of an evaluation, before it names a loss."""
     lower = line.lower()
-    return "val" in lower or "test" in lower
+    if "val" not in lower and "test" not in lower:
+        return False
+    found = _EVALUATES.search(line)
+    return found is not None and found.start() < lower.find("loss")
 
 
 def _known(words: str, names: fields.Names) -> tuple[str, str]:
@@ -223,17 +235,18 @@ class _Reader:
         named = parse_line(line, self._names, self._commas)
         if named.repeats and self._is_two_lines():
             return None
-        if named.step is None and named.epoch is None:
+        is_below = named.step is None and named.epoch is None
+        if is_below:
             if self._header is None or line[:1] not in (" ", "\t") or not named.signals:
                 return None
             # OLMo: the step on a line of its own, its values below, set in.
             named.step, named.epoch = self._header.step, self._header.epoch
         elif not named.signals:
-            self._header = named
+            self._header = named if named.step is not None else None
             return None
         else:
             self._header = None
-        if not self._telling & named.signals.keys():
+        if not is_below and not self._telling & named.signals.keys():
             return None
         if named.step is None and CUT in line:
             return None  # it lost its step
@@ -246,9 +259,10 @@ class _Reader:
         self._overflow = {}
         if "loss_scale" in signals and named.step is not None:
             signals["loss_scale"] = self._used_scale(step, signals)
+        starts = self._last_step is None or step <= self._last_step
         self._last_step = step
         # A step that is the first of its run holds the compilation, and so its time.
-        phase = "compile" if step <= 1 and "step_time_s" in signals else None
+        phase = "compile" if starts and step <= 1 and "step_time_s" in signals else None
         return [Record(fields.make(step, signals, phase=phase))]
 
     def _is_two_lines(self) -> bool:

@@ -36,6 +36,8 @@ from mindtune.policies.signals import Observation
 __all__ = ["MEGATRON"]
 
 _HEAD = re.compile(rf"iteration +({INTEGER})/ *{INTEGER} *\|")
+_MARKS = ("elapsed time per iteration", "consumed samples")
+"""Stand in every iteration line; NeMo names an iteration, too."""
 _LAST = "number of nan"
 _COMPLETE = re.compile(r"number of nan ?iterations: *\d+ *\|")
 _VALID = re.compile(
@@ -97,6 +99,8 @@ class _Reader:
         text, self._pieces = "".join(self._pieces), []
         head = _HEAD.search(text)
         if head is None:
+            return []
+        if not any(mark in text for mark in _MARKS):
             return []
         values: dict[str, str] = {}
         # The last part is empty, or the cut end of a truncated line.

@@ -95,7 +95,11 @@ class LogStream:
                 is_open = self.format.by_line and not line.endswith("\n")
                 records = reader.feed(text + CUT if is_open else text)
                 if records is None:
-                    if "oss" in text and _SPEAKS.search(text, 0, _LOOKED_AT):
+                    if (
+                        self.format.by_line
+                        and "oss" in text
+                        and _SPEAKS.search(text, 0, _LOOKED_AT)
+                    ):
                         self._miss(text)
                     continue
                 self._open_end = is_open
