@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,10 @@ from mindtune.policies.signals import SIGNAL_NAMES
 __all__ = ["decisions_section", "diagnosis_section", "incidents_section", "provenance_section"]
 
 _MOST_ROWS = 500
+_SECRET = re.compile(
+    r"(?i)passw|secret|credential|(^|_)(auth|token|pat)$|api_?key|access_?key|private_?key"
+)
+"""Keys of a program's config whose values a reader need not know."""
 _NO_SIGNAL = frozenset({"step", "run", "phase"})
 _SEVERITIES = ("critical", "warning", "info")
 
@@ -199,7 +204,9 @@ def _phases(run: RunRecords) -> Mapping[str, int]:
 def _flat(content: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
     for key, value in content.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
+        if _SECRET.search(str(key)):
+            yield name, "***"  # reports are handed around
+        elif isinstance(value, Mapping) and value:
             yield from _flat(value, f"{name}.")
         else:
             yield name, _plain(value)

@@ -76,7 +76,9 @@ def rich_run(tmp_path_factory):
             update_ratios=[1e-3, 2e-3, 1e-3], attention_entropy=[[3.0, 2.5], [2.0, 4 / step]],
         ))  # fmt: skip
     samples.close()
-    (records.path / "config.yaml").write_text("training: {steps: 120, precision: float16}\n")
+    (records.path / "config.yaml").write_text(
+        "training: {steps: 120, precision: float16, hub_token: hunter2}\n"
+    )
     write_json(records.result, RunResult(
         outcome="ok", steps=120, wall_s=42.0, final_loss=2.1, eval_loss=2.4, actions=4,
         peak_memory_bytes=2**30, effective={"recompute": "none"},

@@ -30,6 +30,7 @@ def browse(page, folder, *arguments):
     return done.stdout
 
 
+@pytest.mark.chromium
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_nothing_is_cut_off_in_a_browser_without_a_network(rich_pages, tmp_path, language):
@@ -58,6 +59,7 @@ def test_nothing_is_cut_off_in_a_browser_without_a_network(rich_pages, tmp_path,
         assert told[4] == "", "texts of figures that stand outside of them"
 
 
+@pytest.mark.chromium
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 def test_the_page_is_drawn_as_it_stands(rich_pages, tmp_path):
     browse(rich_pages["en"], tmp_path, "--window-size=1100,900", "--screenshot=shot.png")
@@ -69,6 +71,8 @@ def test_the_page_is_drawn_as_it_stands(rich_pages, tmp_path):
 def test_a_page_loads_nothing_and_forbids_it(rich_pages):
     text = rich_pages["en"].read_text(encoding="utf-8")
     assert "default-src 'none'" in text
+    assert "training.hub_token" in text
+    assert "hunter2" not in text
     assert "<script" not in text
     assert not re.search(r"(?:src|href)=\"(?!#|data:image/png)", text)
     assert "url(http" not in text

@@ -1,9 +1,14 @@
 """A live view reads what others write, whatever state the files are in."""
 
+import contextlib
 import fcntl
 import io
 import math
 import os
+import pty
+import re
+import subprocess
+import sys
 import time
 
 import pytest
@@ -241,3 +246,37 @@ def test_it_goes_on_until_the_run_has_ended(folder, capsys, monkeypatch):
 def test_a_folder_that_is_none_is_refused(tmp_path, capsys):
     assert main(["watch", str(tmp_path / "none")]) == 2
     assert "must be the folder of a run or a study" in capsys.readouterr().err
+
+
+LIVE = """
+import sys
+from mindtune.controller.cli.app import main
+code = main(["watch", sys.argv[1], "--every", "0.1"])
+heavy = {"mindspore", "pandas", "scipy", "matplotlib"} & set(sys.modules)
+sys.exit(f"imported {heavy}" if heavy else code)
+"""
+
+
+def test_on_a_terminal_it_is_drawn_anew_until_the_end_and_imports_nothing_heavy(folder):
+    write_steps(folder, 1, 10)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", LIVE, str(folder.path)], stdout=theirs, stderr=subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"},
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+        while chunk := os.read(ours, 65536):
+            seen += chunk
+            if b"running" in seen and not folder.result.exists():
+                write_steps(folder, 11, 20)
+                result = RunResult(outcome="stopped", steps=20, wall_s=9, message="lost")
+                write_json(folder.result, result)
+    error = process.communicate(timeout=60)[1]
+    os.close(ours)
+    assert process.returncode == 1, error
+    assert b"\x1b[" in seen
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen.decode())
+    assert text.index("running") < text.index("ended: stopped: lost")
+    assert "step  20" in text
