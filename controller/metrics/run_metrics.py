@@ -225,10 +225,18 @@ def _spikes(
     """Return how often a signal spiked, in 1000 steps."""
     if not values:
         return None
+    name = f"{signal}_spikes_per_1000_steps"
     count = found.spikes(FindingKind(f"{signal}_spike"))
     per_1000 = 1000 / found.covered
-    low, high = count_interval(count)
-    figures.intervals[f"{signal}_spikes_per_1000_steps"] = (low * per_1000, high * per_1000)
+    if found.covered > found.recorded:
+        # A rate of the records says little about the steps between them.
+        figures.reasons[name] = (
+            f"{found.recorded} records of {found.covered} steps: what comes and goes between two "
+            "of them is not seen"
+        )
+    else:
+        low, high = count_interval(count)
+        figures.intervals[name] = (low * per_1000, high * per_1000)
     return count * per_1000
 
 

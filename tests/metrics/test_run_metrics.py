@@ -313,7 +313,10 @@ def test_a_log_with_an_interval_and_two_trainings(tmp_path):
     assert (metrics.steps.segments, metrics.steps.recorded) == (2, 130)
     assert (metrics.convergence.first_loss, metrics.convergence.best_loss) == (2.0, 2.0)
     # One spike in 1300 steps, of which every tenth is told.
+    name = "loss_spikes_per_1000_steps"
     assert metrics.stability.loss_spikes_per_1000_steps == pytest.approx(1 / 1.3)
+    assert metrics.reasons[name].startswith("130 records of 1300 steps")
+    assert name not in metrics.intervals
 
 
 def test_the_logs_of_ranks_are_one_run(tmp_path):
