@@ -22,11 +22,12 @@ from mindtune.controller.contract import (
 )
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.records.log_readers import LogStream
+from mindtune.controller.replay.ending import judge_ending
 from mindtune.controller.replay.log_set import LogSet
 from mindtune.controller.replay.unjudged import note, unjudged
 from mindtune.policies.brief_log import BRIEF, judge_brief_log
 from mindtune.policies.decisions import KNOBS
-from mindtune.policies.diagnosis import Course, Diagnosis, History, diagnose
+from mindtune.policies.diagnosis import Course, Diagnosis, History, RunContext, diagnose
 from mindtune.policies.engine import Engine, EngineState
 from mindtune.policies.facts import RunFacts
 from mindtune.policies.findings import Finding, FindingKind, Severity
@@ -60,6 +61,13 @@ class _Findings:
     decisions: list[ReplayDecision] = field(default_factory=list)
     diagnoses: list[DiagnosisRecord] = field(default_factory=list)
     runs: list[ReplayRun] = field(default_factory=list)
+
+    def take_causes(
+        self, run: int, history: History, incidents: tuple[Finding, ...], context: RunContext
+    ) -> None:
+        """Note the causes of what was found in a segment."""
+        causes = diagnose(history, incidents, context)
+        self.diagnoses += [_diagnosis(run, cause) for cause in causes]
 
 
 def replay(log: LogStream | LogSet, engine: Engine) -> ReplayOutput:
@@ -109,28 +117,32 @@ def _collect(logs: LogSet, engine: Engine) -> _Findings:
     collected = _Findings()
     state: EngineState | None = None
     before: History | None = None
-    first_step = math.inf
+    incidents: tuple[Finding, ...] = ()
+    run, first_step = 0, math.inf
     for run, group in groupby(logs, key=lambda observation: observation.run or 0):
         observations = iter(group)
         sample = list(islice(observations, _INTERVAL_SAMPLE))
         if state is None or sample[0].step <= first_step:
             state, before = engine.init(_FACTS), None
             first_step = sample[0].step
+        if before is not None:
+            before.resumed_from = None  # of a hundred segments only two are kept
         segment = _Segment(engine, state, run, collected, History(before))
         found = segment.findings(chain(sample, observations))
         incidents = merge(found, gap=_NEAR * _interval(sample))
         stalls = any(incident.kind is FindingKind.DATA_STALL for incident in incidents)
         if len(sample) < BRIEF and not stalls:
             incidents += judge_brief_log(sample, engine.thresholds)
-        context = logs.context()
-        if context.idle_ranks is not None:
-            incidents += (_idle(segment.history, context.idle_ranks),)
         collected.incidents += [(run, incident) for incident in incidents]
         collected.runs.append(segment.summary())
-        causes = diagnose(segment.history, incidents, context)
-        collected.diagnoses += [_diagnosis(run, cause) for cause in causes]
+        collected.take_causes(run, segment.history, incidents, logs.context())
         state, before = segment.state, segment.history
-        before.resumed_from = None  # of a hundred segments only two are kept
+    if before is not None:
+        ending = judge_ending(before, logs.context())
+        if ending:
+            collected.incidents += [(run, finding) for finding in ending]
+            collected.diagnoses = [cause for cause in collected.diagnoses if cause.run != run]
+            collected.take_causes(run, before, (*incidents, *ending), logs.context())
     return collected
 
 
@@ -201,17 +213,6 @@ def _figures(course: Course) -> SignalFigures:
         high=course.high,
         high_step=course.high_step,
         scatter=course.scatter,
-    )
-
-
-def _idle(history: History, text: str) -> Finding:
-    """Return the finding that some ranks do nothing, which only their logs together show."""
-    return Finding(
-        step=history.first_step or history.last_step,
-        last_step=history.last_step,
-        kind=FindingKind.LOW_UTILIZATION,
-        severity=Severity.CRITICAL,
-        message=f"{text}.",
     )
 
 

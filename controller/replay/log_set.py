@@ -18,6 +18,7 @@ from mindtune.controller.records.log_readers import LogStream, Names, open_sever
 from mindtune.controller.replay.ranks import Ranks
 from mindtune.policies.decisions import Advise
 from mindtune.policies.diagnosis import RunContext
+from mindtune.policies.findings import FindingKind
 from mindtune.policies.signals import Observation
 
 __all__ = ["LogSet", "open_logs"]
@@ -168,13 +169,14 @@ def _names(paths: Sequence[Path]) -> str:
 def _records(folder: Path) -> tuple[RunContext, list[str]]:
     """Return what the other records of a run tell, and what a reader should know of them."""
     records = RunFolder(folder)
-    outcome, message = None, ""
+    outcome, message, hung = None, "", False
     notes = []
     if records.result.exists():
         content = read_json(records.result)
         if isinstance(content, dict) and {"steps", "wall_s"} <= set(content):
             result = parse(RunResult, content, source=str(records.result))
             outcome, message = result.outcome, result.message
+            hung = FindingKind.HANG.value in result.findings
         elif isinstance(content, dict):
             outcome, message = content.get("outcome"), str(content.get("message", ""))
     samples = read_model_signals(records.model_signals)
@@ -195,6 +197,7 @@ def _records(folder: Path) -> tuple[RunContext, list[str]]:
     context = RunContext(
         outcome=outcome if isinstance(outcome, str) else None,
         message=message,
+        hung=hung,
         every_step=True if records.decisions.exists() else None,
         has_attention=has_attention,
         communication_share=None if profile is None else profile.communication_share,

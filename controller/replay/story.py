@@ -99,12 +99,13 @@ def tell(output: ReplayOutput, name: str) -> list[Chapter]:
 
 def _what_it_was(output: ReplayOutput) -> Iterator[Line]:
     runs = output.runs
-    first, last = runs[0].first_step, runs[-1].last_step
-    segments = "" if len(runs) == 1 else f" in {len(runs)} segments"
+    where = f"in {len(runs)} segments"
+    if len(runs) == 1:
+        where = f"from step {runs[0].first_step} to {runs[0].last_step}"
     interval = "" if runs[0].interval == 1 else f", one in {runs[0].interval}"
     yield Line(
-        f"{output.format}: {output.records} data lines, {output.steps} steps{interval}{segments}, "
-        f"from step {first} to {last}; it tells of {', '.join(output.signals)}"
+        f"{output.format}: {output.records} data lines, {output.steps} steps{interval}, {where}; "
+        f"it tells of {', '.join(output.signals)}"
     )
     for run in runs[:_TOLD_SEGMENTS]:
         label = f"segment {run.run}" if len(runs) > 1 else ""
@@ -118,7 +119,8 @@ def _what_it_was(output: ReplayOutput) -> Iterator[Line]:
 def _facts(run: ReplayRun, *, several: bool) -> Iterator[str]:
     if several:
         how = "resumed" if run.resumed else "a training of its own"
-        yield f"steps {run.first_step} to {run.last_step}, {how}"
+        steps = f"steps {run.first_step} to {run.last_step}"
+        yield f"{f'step {run.first_step}' if run.steps == 1 else steps}, {how}"
     loss = run.signals.get("loss")
     if loss is not None:
         yield _course_of_loss(run)
@@ -161,6 +163,8 @@ def _course_of_rate(run: ReplayRun) -> str:
         return f"learning rate {rate.high:.4g} throughout"
     if rate.high_step >= run.last_step:
         return f"learning rate still rising, {rate.first:.3g} to {rate.last:.3g}"
+    if rate.high_step <= run.first_step:
+        return f"learning rate falling, {rate.first:.4g} to {rate.last:.3g}"
     text = f"learning rate at most {rate.high:.4g} in step {rate.high_step}"
     return f"{text}, {rate.last:.3g} at the end"
 

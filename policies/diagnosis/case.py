@@ -23,6 +23,8 @@ class RunContext:
     """How it ended (`outcome` of result.json)."""
     message: str = ""
     """What was said at its end."""
+    hung: bool = False
+    """Whether its watchdog saw it stand still."""
     every_step: bool | None = None
     """Whether its records are meant to hold every step (our own are); None: unknown."""
     has_attention: bool | None = None

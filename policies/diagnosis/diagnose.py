@@ -11,7 +11,7 @@ from mindtune.policies.diagnosis.history import History
 from mindtune.policies.diagnosis.learning import LEARNING
 from mindtune.policies.diagnosis.memory import MEMORY
 from mindtune.policies.diagnosis.model import Confidence, Diagnosis, Symptom
-from mindtune.policies.diagnosis.pace import HANG, LOW_MFU, SLOW_STEPS
+from mindtune.policies.diagnosis.pace import HANG, SLOW_STEPS
 from mindtune.policies.diagnosis.precision import NON_FINITE, OVERFLOWS
 from mindtune.policies.diagnosis.signals_amiss import (
     ATTENTION_MISSING,
@@ -21,6 +21,7 @@ from mindtune.policies.diagnosis.signals_amiss import (
     WRONG_FIGURE,
 )
 from mindtune.policies.diagnosis.spikes import DIVERGENCE, SPIKES
+from mindtune.policies.diagnosis.utilization import LOW_MFU
 from mindtune.policies.findings import Finding, FindingKind, Severity
 
 __all__ = ["CAUSES", "diagnose"]

@@ -1,29 +1,29 @@
-"""Why steps are slow, stand still, or use little of the devices.
+"""Why steps are slow or stand still.
 
 First whether the device waits for data, then for other ranks or the network, then for itself
-(compilation, heat), then whether it has too little to do.
+(compilation, heat), then whether a step has become another one.
 """
 
 from __future__ import annotations
 
 from mindtune.policies.diagnosis.case import Case
 from mindtune.policies.diagnosis.cause import Cause
-from mindtune.policies.diagnosis.model import DECISIVE, STRONG, WEAK, Clues
+from mindtune.policies.diagnosis.model import DECISIVE, STRONG, Clues
 from mindtune.policies.findings import FindingKind
 
-__all__ = ["HANG", "LOW_MFU", "SLOW_STEPS", "STARVED", "data_share"]
+__all__ = ["COMMUNICATION", "DATA_STARVED", "HANG", "SLOW_STEPS", "STRAGGLER"]
 
-STARVED = 0.2
+_STARVED = 0.2
 """Share of the step spent waiting for data from which the pipeline is a cause."""
-_EXCHANGE, _HOST = 0.2, 0.3
-"""Shares of a step with nothing but exchange, and without any kernel, from which they are."""
+_EXCHANGE = 0.2
+"""Share of a step with nothing but exchange from which the network is one."""
 _HOT_C = 85.0
 """Devices slow themselves down from about here on: 85 to 90 C for the NVIDIA data-centre line."""
 _COOLER_POWER = 0.85
-_BUSY, _IDLE = 0.9, 0.55
+_BUSY = 0.9
 
 
-def data_share(case: Case) -> float | None:
+def _data_share(case: Case) -> float | None:
     """Return the share of its time that the run waits for data; None: unknown."""
     wait, step = case.course("data_time_s"), case.course("step_time_s")
     if wait is None or step is None or step.median <= 0:
@@ -36,10 +36,10 @@ def _starved(case: Case, clues: Clues) -> None:
     if found is not None:
         clues.speaks(f"step {found.step}: {found.message}", DECISIVE)
         return
-    share = data_share(case)
+    share = _data_share(case)
     if share is None:
         clues.lacks("data_time_s: the part of the step that waits for data; above 20 % it counts")
-    elif share > STARVED:
+    elif share > _STARVED:
         clues.speaks(f"{share:.0%} of the usual step is spent waiting for data", STRONG)
     else:
         clues.denies(f"{share:.0%} of the usual step is spent waiting for data", STRONG)
@@ -61,7 +61,7 @@ def _straggler(case: Case, clues: Clues) -> None:
 
 
 def _communication(case: Case, clues: Clues) -> None:
-    busy, share = case.course("device_utilization"), data_share(case)
+    busy, share = case.course("device_utilization"), _data_share(case)
     exchanged = case.context.communication_share
     if exchanged is not None:
         text = f"{exchanged:.0%} of the time of {case.context.profiled} went into exchange"
@@ -85,7 +85,7 @@ def _communication(case: Case, clues: Clues) -> None:
                 f"the device is busy {busy.median:.0%} of the time, yet the MFU is "
                 f"{mfu.median:.0%}: kernels of collectives count as busy"
             )
-    if share is not None and share <= STARVED and clues.evidence_for:
+    if share is not None and share <= _STARVED and clues.evidence_for:
         clues.speaks(f"it is not the data ({share:.0%} of the step)")
     clues.lacks("the share of communication: open a profiler window of a few steps")
 
@@ -154,41 +154,45 @@ def _machine(case: Case, clues: Clues) -> None:
     clues.lacks("device_utilization, clocks and step times of each rank")
 
 
+DATA_STARVED = Cause(
+    "data_starved",
+    "the input pipeline is too slow for the device",
+    (
+        "raise num_parallel_workers up to the number of cores, then the prefetch size",
+        "move preprocessing out of Python, or cache and shard what is read",
+        "do not raise the batch: it would wait all the longer",
+    ),
+    _starved,
+)
+STRAGGLER = Cause(
+    "straggler",
+    "one rank is slow, and all others wait for it",
+    (
+        (
+            "read clock, heat and error counters of its device; compare a bare matrix product "
+            "(mindtune doctor --measure)"
+        ),
+        "give its node back, and resume without it",
+    ),
+    _straggler,
+)
+COMMUNICATION = Cause(
+    "communication",
+    "the ranks wait for the network",
+    (
+        "measure the links (mindtune doctor --measure), and compare with their rated speed",
+        (
+            "overlap communication (comm_overlap), fuse small messages, move tensor "
+            "parallelism into one node"
+        ),
+    ),
+    _communication,
+)
+
 SLOW_STEPS = (
-    Cause(
-        "data_starved",
-        "the input pipeline is too slow for the device",
-        (
-            "raise num_parallel_workers up to the number of cores, then the prefetch size",
-            "move preprocessing out of Python, or cache and shard what is read",
-            "do not raise the batch: it would wait all the longer",
-        ),
-        _starved,
-    ),
-    Cause(
-        "straggler",
-        "one rank is slow, and all others wait for it",
-        (
-            (
-                "read clock, heat and error counters of its device; compare a bare matrix product "
-                "(mindtune doctor --measure)"
-            ),
-            "give its node back, and resume without it",
-        ),
-        _straggler,
-    ),
-    Cause(
-        "communication",
-        "the ranks wait for the network",
-        (
-            "measure the links (mindtune doctor --measure), and compare with their rated speed",
-            (
-                "overlap communication (comm_overlap), fuse small messages, move tensor "
-                "parallelism into one node"
-            ),
-        ),
-        _communication,
-    ),
+    DATA_STARVED,
+    STRAGGLER,
+    COMMUNICATION,
     Cause(
         "compiles_again",
         "graphs are compiled in between, since shapes change",
@@ -240,7 +244,7 @@ def _slow_link(case: Case, clues: Clues) -> None:
 
 
 def _loader(case: Case, clues: Clues) -> None:
-    share = data_share(case)
+    share = _data_share(case)
     stalled = case.earlier(FindingKind.DATA_STALL, within=256)
     if stalled is not None:
         clues.speaks(f"the data were slow before: {stalled.message}", STRONG)
@@ -291,102 +295,3 @@ HANG = (
     ),
 )
 """Causes of a hang, in the order in which to look."""
-
-
-def _too_small(case: Case, clues: Clues) -> None:
-    found = case.found(FindingKind.LOW_UTILIZATION)
-    busy = case.course("device_utilization")
-    if found is not None:
-        clues.speaks(found.message, STRONG)
-    elif busy is not None and busy.median < _IDLE:
-        clues.speaks(f"the device is busy {busy.median:.0%} of the time", STRONG)
-    elif busy is not None:
-        clues.denies(f"the device is busy {busy.median:.0%} of the time", STRONG)
-    else:
-        clues.lacks("device_utilization: a low one without data wait means too little work")
-    host = case.context.host_share
-    if host is not None and host >= _HOST:
-        clues.speaks(
-            f"{host:.0%} of the time of {case.context.profiled} the device waited for the host",
-            STRONG,
-        )
-    used, total = case.course("device_memory_used_bytes"), case.course("device_memory_total_bytes")
-    if used is not None and total is not None and used.high < 0.5 * total.high:
-        clues.speaks(
-            f"at most {used.high / total.high:.0%} of the memory is in use: there is room"
-        )
-
-
-def _ranks_idle(case: Case, clues: Clues) -> None:
-    if case.context.idle_ranks is not None:
-        clues.speaks(case.context.idle_ranks, DECISIVE)
-        return
-    busy = case.course("device_utilization")
-    if busy is None or case.found(FindingKind.LOW_UTILIZATION) is None:
-        return
-    for parts in (2, 4, 8):
-        if abs(busy.median - 1.0 / parts) < 0.04 and busy.scatter < 0.05:
-            clues.speaks(
-                f"the mean utilization stands at {busy.median:.0%}, as if one of {parts} devices "
-                "worked",
-                WEAK,
-            )
-            clues.lacks("the utilization of each device")
-            return
-
-
-def _wrong_peak(case: Case, clues: Clues) -> None:
-    wrong = next((f for f in case.others if f.evidence.get("signal") == "mfu"), None)
-    busy = case.course("device_utilization")
-    if wrong is not None:
-        clues.speaks(wrong.message, STRONG)
-    clues.lacks("the model's shape and the peak behind the figure (mindtune doctor --measure)")
-    if busy is not None and busy.median >= _BUSY:
-        clues.speaks(f"the device is busy {busy.median:.0%} of the time")
-
-
-def _recompute(case: Case, clues: Clues) -> None:
-    used, total = case.course("device_memory_used_bytes"), case.course("device_memory_total_bytes")
-    clues.lacks("the share of recomputation (HFU beside MFU), and of pipeline bubbles")
-    if used is not None and total is not None and total.high > 0:
-        share = used.high / total.high
-        if share < 0.7:
-            clues.speaks(f"at most {share:.0%} of the memory is in use: less recompute would fit")
-
-
-LOW_MFU = (
-    SLOW_STEPS[0],
-    Cause(
-        "too_little_work",
-        "the batch per device is too small for it",
-        (
-            "raise micro_batch_size while memory lasts, then the sequence length per device",
-            "look at what the host does between steps; use graph mode and data sinking",
-        ),
-        _too_small,
-    ),
-    Cause(
-        "idle_ranks",
-        "some of the devices do nothing",
-        ("compare the utilization of each device; do the degrees multiply to all of them?",),
-        _ranks_idle,
-    ),
-    SLOW_STEPS[1],
-    Cause(
-        "recompute_or_bubbles",
-        "recomputation or pipeline bubbles take the time",
-        (
-            "recompute fewer layers; raise micro_batch_num to at least 4 times the stages",
-            "search the layout: mindtune search",
-        ),
-        _recompute,
-    ),
-    SLOW_STEPS[2],
-    Cause(
-        "wrong_figure",
-        "the figure is wrong: the peak, the model's shape, or the number of devices",
-        ("check peak_flops, num_devices and the model block of the study",),
-        _wrong_peak,
-    ),
-)
-"""Causes of a low MFU, in the order in which to look."""

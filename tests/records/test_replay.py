@@ -262,9 +262,15 @@ def test_the_folder_of_a_run_tells_how_it_ended(tmp_path, capsys):
     (tmp_path / "signals.csv").write_text(HEADER + rows(3 - 0.01 * s for s in range(40)))
     (tmp_path / "decisions.jsonl").write_text("")
     (tmp_path / "result.json").write_text(
-        json.dumps({"schema": 1, "outcome": "oom", "steps": 40, "wall_s": 3.0, "message": "full"})
-    )
-    document = replayed(capsys, tmp_path)
+        json.dumps({"schema": 1, "outcome": "oom", "steps": 40, "wall_s": 3.0, "message": "full",
+                    "findings": {"hang": 1}})
+    )  # fmt: skip
+    document = replayed(capsys, tmp_path, "--strict", code=1)
+    ends = [(f.kind, f.step) for f in document.findings if f.severity == "critical"]
+    assert ends == [("hang", 40), ("memory_pressure", 40)]
+    assert document.notes[0] == "the run's own record says that it ended 'oom'. full"
+    hang = [d for d in document.diagnoses if d.symptom == "hang"]
+    assert {d.cause for d in hang} >= {"rank_gone", "slow_link", "data_loader"}
     assert next(d.cause for d in document.diagnoses if d.symptom == "memory") == "steady_need"
 
 
