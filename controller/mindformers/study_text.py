@@ -180,6 +180,9 @@ def _trial(path: Path, out: Path, devices: int) -> Iterator[str]:
         yield "  launcher: msrun         # puts msrun in front; none: the command starts the ranks"
     else:
         yield "  launcher: none"
+    if devices > _DEVICES_PER_NODE:
+        yield "  # hosts: [node0, node1] # all of them, the machine that searches first; with"
+        yield "                          # launcher: slurm they are found"
     yield "  callback: mindformers   # ours joins `callbacks` in the YAML of each trial; null: the"
     yield "                          # log is read, and a trial ended once it holds its steps"
     yield f"  base_config: {_flow(here)}"

@@ -59,6 +59,7 @@ def test_a_pipelined_yaml_becomes_a_study_with_its_own_lists(tmp_path):
     study = read_document(StudyFile, out)
     assert study.trial.base_config == "../dense.yaml"
     assert (study.trial.callback, study.trial.launcher) == ("mindformers", "msrun")
+    assert "  # hosts: [node0, node1] # all of them" in out.read_text()
     assert study.training.global_batch_size == 16  # 1 x 2 x 8
     assert study.training.precision == "bfloat16"
     assert study.cluster.num_devices == 16

@@ -42,8 +42,8 @@ def project(tiny, monkeypatch):
         trial={"launcher": "msrun", "hosts": [here[0], "n7"], "remote_shell": [str(shell)],
                "repeats": 1},
         cluster={"num_devices": 2, "devices_per_node": 1},
-        study={"trials": 3},
-        space={"micro_batch_size": [1, 2, 4], "recompute": ["none", "full"], "data_parallel": [2]},
+        study={"trials": 2},
+        space={"micro_batch_size": [1, 2], "recompute": ["full"], "data_parallel": [2]},
     )  # fmt: skip
     tiny.away = tiny.folder / "away"
     return tiny
@@ -68,7 +68,7 @@ def test_a_host_that_is_away_ends_the_search_and_spoils_no_config(project):
     assert project.record(1)["message"].startswith("host n7 was lost: no route to n7 (")
     project.away.unlink()
     summary = run_study(project.study_file, project.out).summary
-    assert [trial.outcome for trial in summary.trials] == ["ok", "ok", "ok"]
+    assert [trial.outcome for trial in summary.trials] == ["ok", "ok"]
     # The winner goes into production on the same hosts.
     best = read_document(BestConfig, project.out / "best_config.yaml")
     assert best.hosts[1] == "n7"

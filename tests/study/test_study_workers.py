@@ -22,6 +22,7 @@ from mindtune.controller.trials.storage import open_storage, storage_address
 from mindtune.controller.trials.study_opening import SearchPlan
 from mindtune.controller.trials.study_runner import run_study
 from mindtune.controller.trials.study_setup import load_study
+from mindtune.controller.trials.trial_loop import OVER
 from mindtune.controller.trials.worker_runner import run_worker
 from mindtune.search.attributes import OUTCOME, RETRY_OF, WORKER
 
@@ -266,25 +267,25 @@ class Clock:
         return self.now
 
 
-def test_a_worker_of_a_study_that_is_over_waits_for_the_search_to_go_on(tiny, wait_for, tmp_path):
-    url = f"sqlite:///{tmp_path / 'shared.db'}"
-    tiny.write(trial={"repeats": 1}, study={"trials": 1})
-    run_study(tiny.study_file, tiny.out, storage=url)
-    notes = []
+def test_a_worker_of_a_study_that_is_over_waits_for_the_search_to_go_on(tiny, monkeypatch):
+    tiny.write(study={"trials": 3})
+    setup, address = load_study(tiny.study_file), storage_address("sqlite:///a.db", tiny.folder)
+    study = optuna.create_study(storage=open_storage(address), study_name="tiny")
+    plan = {"schema": 1, "parts": {}, "trials": 2, "hardware": "", "peak_flops": None}
+    study.set_user_attr(SearchPlan.FILE, json.dumps(plan))
+    study.set_user_attr(OVER, "2 of 2 trials are done")
 
-    def work():
-        run_worker(tiny.study_file, tmp_path / "w", storage=url, on_event=notes.append)
+    def go_on(event):
+        assert "up to 60 s for a search of study 'tiny' to go on: the last one is" in event.message
+        study.set_user_attr(SearchPlan.FILE, json.dumps({**plan, "trials": 3}))
+        study.set_user_attr(OVER, "")
 
-    def said():
-        return [note.message for note in notes if isinstance(note, StudyNote)]
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    wait_for(lambda: any("to go on: the last one is over" in text for text in said()))
-    run_study(tiny.study_file, tiny.out, storage=url, trials=3)
-    worker.join(60)
-    assert any("of 3 trials are done; trials of this worker" in text for text in said())
-    assert said()[-1] == "the search is over: 3 of 3 trials are done"
+    _, found = study_opening._wait_for_plan(setup, address, go_on)
+    assert found.trials == 3
+    # If none goes on, the worker joins, and learns that there is nothing to do.
+    study.set_user_attr(OVER, "3 of 3 trials are done")
+    monkeypatch.setattr(study_opening, "_JOIN_WAIT_S", 0.0)
+    assert study_opening._wait_for_plan(setup, address, print)[1].trials == 3
 
 
 def test_a_worker_goes_on_to_as_many_trials_as_the_search_plans_meanwhile(tiny, tmp_path):
@@ -300,12 +301,12 @@ def test_a_worker_goes_on_to_as_many_trials_as_the_search_plans_meanwhile(tiny, 
 
     def extend(event):
         if isinstance(event, StudyNote) and event.message.startswith("joined study"):
-            study = stored(tiny, url)  # as a search does that is started with --trials 3
+            study = stored(tiny, url)  # as a search does that is started with --trials 2
             plan = json.loads(study.user_attrs[SearchPlan.FILE])
-            study.set_user_attr(SearchPlan.FILE, json.dumps({**plan, "trials": 3}))
+            study.set_user_attr(SearchPlan.FILE, json.dumps({**plan, "trials": 2}))
 
     (tiny.out / "study.db").touch()
-    assert run_worker(tiny.study_file, tmp_path / "w", storage=url, on_event=extend) == 3
+    assert run_worker(tiny.study_file, tmp_path / "w", storage=url, on_event=extend) == 2
 
 
 def test_who_is_alive_is_told_by_change_alone():

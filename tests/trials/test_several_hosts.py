@@ -35,6 +35,7 @@ with open(f"seen{rank}.json", "w") as file:
 DONE = (
     NODE
     + """
+print(f"hello from rank {rank}")
 if rank == "0":
     with open("result.json", "w") as file:
         json.dump({"outcome": "ok", "step_time_s": [1.0]}, file)
@@ -163,7 +164,10 @@ def test_each_host_runs_its_ranks_with_the_trial_s_environment(program, local_sh
         assert seen(program, rank) | {"net": ""} == {
             "net": "", "knob": "a b", "cwd": str(program.trial_dir),
         }  # fmt: skip
-    assert not list((program.trial_dir / "ranks").glob(".shared*"))
+    ranks = program.trial_dir / "ranks"
+    assert (ranks / "node_1.out.log").read_text() == "hello from rank 1\n"
+    assert (program.trial_dir / "stdout.log").read_text() == "hello from rank 0\n"
+    assert not list(ranks.glob(".shared*"))
 
 
 def test_a_rank_that_fails_on_another_host_is_told_and_ends_all(program, local_shell, plain_ranks):
@@ -203,7 +207,7 @@ def test_a_host_that_is_lost_is_no_fault_of_the_config(program, tmp_path, plain_
 
 def test_a_deadline_ends_the_ranks_of_all_hosts(program, local_shell, plain_ranks):
     hosts = Hosts(("127.0.0.1", "elsewhere"), local_shell)
-    record = on_two(program, WAITS, hosts, startup_deadline_s=2.0).record
+    record = on_two(program, WAITS, hosts, startup_deadline_s=1.0).record
     assert record.outcome == "timeout"
     assert not marked(f"MINDTUNE_TRIAL_DIR={program.trial_dir}")
 

@@ -9,14 +9,16 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mindtune.controller.contract import TrialRecord, read_document
+from mindtune.controller.trials import supervisor
 from mindtune.controller.trials.launcher import launch
 from mindtune.controller.trials.outcome import judge
 from mindtune.controller.trials.process_tree import descendants, marked
-from mindtune.controller.trials.protocol import SupervisorReport, SupervisorSpec
+from mindtune.controller.trials.protocol import SupervisorSpec
 from mindtune.controller.trials.supervisor import _Supervision
 
 CHILDREN = """
@@ -61,27 +63,35 @@ def wait_until(fact, limit_s):
     return fact()
 
 
-def test_a_host_that_hears_nothing_more_ends_its_ranks(tmp_path):
+def test_a_host_that_hears_nothing_more_takes_the_launcher_for_gone(tmp_path, monkeypatch):
     spec = SupervisorSpec(
-        command=["sleep", "600"], trial_dir=str(tmp_path), environment=dict(os.environ),
-        mark="A=1", parent_pid=None, startup_deadline_s=600.0, deadline_s=600.0,
-        silence_limit_s=1.0, output="out.node1", errors="err.node1", is_trial=False,
+        command=[], trial_dir=str(tmp_path), environment={}, mark="A=1", parent_pid=None,
+        startup_deadline_s=600.0, deadline_s=600.0, silence_limit_s=300.0,
     )  # fmt: skip
-    supervisor = subprocess.Popen(
-        [sys.executable, "-m", "mindtune.controller.trials.supervisor"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    supervisor.stdin.write(spec.to_line() + "\n")
-    for _ in range(4):  # signs of life, and no orders
-        supervisor.stdin.flush()
-        time.sleep(0.5)
-        supervisor.stdin.write("\n")
-    assert supervisor.poll() is None
-    report = SupervisorReport.from_line(supervisor.stdout.readline())
-    supervisor.communicate(timeout=20)
-    assert report.ended_by == "parent_died"
-    assert report.wall_s > 2.5
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["err.node1", "out.node1"]
+    now = [0.0]
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    supervision = _Supervision(spec)
+
+    def is_gone(at, words=b""):
+        now[0] = at
+        os.write(launcher_end, words)
+        return supervision.parent_is_gone()
+
+    own = os.dup(0)
+    pipe, launcher_end = os.pipe()
+    try:
+        os.dup2(pipe, 0)
+        assert not is_gone(299.0)
+        assert not is_gone(301.0, b"\n")  # a sign of life, and no order
+        assert supervision.ordered is None
+        assert not is_gone(600.0, b"stop\n")
+        assert supervision.ordered == "stop"
+        assert not is_gone(899.0)
+        assert is_gone(900.0)
+    finally:
+        os.dup2(own, 0)
+        for end in (own, pipe, launcher_end):
+            os.close(end)
 
 
 def test_failed_results_of_earlier_segments_end_no_run_that_goes_on(tmp_path):
@@ -178,6 +188,7 @@ def test_a_command_may_clean_up_within_the_grace(program):
 
 PARENT = """
 import pathlib, sys
+from mindtune.controller.trials import supervisor
 from mindtune.controller.trials.launcher import launch
 try:
     launch([sys.executable, sys.argv[1]], trial_dir=pathlib.Path(sys.argv[2]),
