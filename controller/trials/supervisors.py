@@ -33,6 +33,8 @@ _POLL_S = 0.25
 _SUPERVISOR_GRACE_S = 2.0
 _LINK_GRACE_S = 15.0
 """For another host's supervisor to end and report: its tree is over within 5 s."""
+_ORDERLY = ("stop", "startup_deadline", "deadline")
+"""Ends that give the ranks time to clean up."""
 _SIGN_EVERY_S = 10.0
 """Between two signs of life to another host."""
 
@@ -111,6 +113,10 @@ class _Supervisor:
         if self.supervised.host is not None:
             self.end_by = min(self.end_by, time.monotonic() + _LINK_GRACE_S)
 
+    def is_late(self) -> bool:
+        """Tell whether another host's supervisor has had its time to end."""
+        return self.supervised.host is not None and time.monotonic() >= self.end_by
+
     def finish(self) -> None:
         """Wait for the process, and make a report of how it ended; harmless when called twice."""
         if not self.is_open:
@@ -185,7 +191,7 @@ def run_supervisors(
             for supervisor in open_now:
                 if supervisor.fd in ready:
                     supervisor.read()
-                elif time.monotonic() >= supervisor.end_by:
+                elif supervisor.is_late():
                     supervisor.finish()
                 if supervisor.report is not None:
                     ended.append(supervisor.report)
@@ -214,12 +220,18 @@ def run_supervisors(
 
 def _end_others(running: Sequence[_Supervisor], ended: _Supervisor) -> None:
     """Let the other supervisors end with one that has; those of a launch that is done will."""
-    is_clean = ended.report is not None and _is_clean(ended.report)
+    report = ended.report
     for other in running:
-        if other.is_open and not is_clean:
+        if report is None or not other.is_open:
+            continue
+        spec, now = other.supervised.spec, time.monotonic()
+        if report.ended_by in _ORDERLY:
+            other.stop()  # with the same time to clean up
+            other.end_by = min(other.end_by, now + spec.stop_grace_s + _LINK_GRACE_S)
+        elif not _is_clean(report):
             other.close()
-        elif other.is_open and ended is running[0]:
-            other.end_by = min(other.end_by, time.monotonic() + other.supervised.spec.deadline_s)
+        elif ended is running[0]:
+            other.end_by = min(other.end_by, now + spec.deadline_s)
 
 
 def _is_clean(report: SupervisorReport) -> bool:

@@ -212,14 +212,19 @@ def test_a_deadline_ends_the_ranks_of_all_hosts(program, local_shell, plain_rank
     assert not marked(f"MINDTUNE_TRIAL_DIR={program.trial_dir}")
 
 
-@pytest.mark.parametrize(("how", "outcome"), [("stop", "pruned"), ("interrupt", "interrupted")])
-def test_a_stop_reaches_the_ranks_of_all_hosts(program, local_shell, plain_ranks, how, outcome):
+@pytest.mark.parametrize(
+    ("how", "outcome", "cleaning"), [("stop", "pruned", 2.5), ("interrupt", "interrupted", 0)]
+)
+def test_a_stop_reaches_the_ranks_of_all_hosts(
+    program, local_shell, plain_ranks, how, outcome, cleaning
+):
     hosts = Hosts(("127.0.0.1", "elsewhere"), local_shell)
     source = (
         NODE
         + """
 import signal, time
 def leave(*_):
+    time.sleep(int(rank) * float(os.environ["CLEANING"]))
     open(f"cleaned{rank}", "w").close()
     sys.exit(0)
 signal.signal(signal.SIGTERM, leave)
@@ -237,7 +242,10 @@ time.sleep(600)
         ended.set()
         return None
 
-    record = on_two(program, source, hosts, should_stop=should_stop, interrupt=ended).record
+    record = on_two(
+        program, source, hosts, should_stop=should_stop, interrupt=ended,
+        env={"CLEANING": str(cleaning)},
+    ).record  # fmt: skip
     assert record.outcome == outcome
     assert all((program.trial_dir / f"cleaned{rank}").exists() for rank in (0, 1))
     assert not marked(f"MINDTUNE_TRIAL_DIR={program.trial_dir}")
