@@ -21,6 +21,8 @@ _INF = ("inf", "Infinity", "INF", "1.#INF")
 _FORMS = ("{:.3f}", "{:.6f}", "{:.6e}", "{:.3E}", "{!r}")
 _MILLISECOND = 1e-3
 _SHARE_ODD = 0.1
+_NOT_ZERO = "0.125"
+"""Stands for 0, which Megatron prints for a norm that it does not know."""
 
 
 def mindformers(step: int, v: Values) -> tuple[str, _Told]:
@@ -183,7 +185,8 @@ def _odd(random: Random) -> str:
     finite = random.choice(
         (random.uniform(0, 12), random.uniform(0, 1e-4), random.lognormvariate(0, 6))
     )
-    return random.choice(_FORMS).format(finite)
+    text = random.choice(_FORMS).format(finite)
+    return text if float(text) else _NOT_ZERO
 
 
 def _number(text: str) -> float:

@@ -50,6 +50,8 @@ _TIME = re.compile(rf"(?<![\w.])time: *({NUMBER})(?![\w.:])")
 _MOST_WORDS = 4
 _MOST_DIGITS = 15
 _MOST_PHRASES = 4096
+_MOST_BROKEN = 8
+"""Lines that repeat a name per line that does not, above which that is how the program prints."""
 _VERBS = (" is", " are")
 _ENDS = "|,;:)]\t\r\n"
 """What follows a value that stands after its name without a sign between, as in `step 3 | ...`.
@@ -268,7 +270,7 @@ class _Reader:
     def _is_two_lines(self) -> bool:
         """Tell whether a line that repeats a name is two; not where most lines of a log do."""
         self._repeating += 1
-        return self._repeating <= self._single
+        return self._repeating <= _MOST_BROKEN * self._single
 
     def _used_scale(self, step: int, signals: dict[str, float]) -> float:
         """Return the scale that acted, from a printed one that may be that of the next step.
