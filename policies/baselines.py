@@ -8,6 +8,7 @@ from mindtune.policies.detectors import DetectorState, DetectorThresholds
 from mindtune.policies.detectors.cold_start import ColdStartState
 from mindtune.policies.detectors.course import CourseState
 from mindtune.policies.detectors.spike import SpikeState
+from mindtune.policies.detectors.untrained import UntrainedState
 from mindtune.policies.policy import Baseline
 from mindtune.policies.windows import MAD_TO_SIGMA
 
@@ -42,6 +43,10 @@ def rearmed(state: DetectorState, thresholds: DetectorThresholds) -> DetectorSta
     on, since flagged samples never entered them; but in the cold start, where nothing is flagged
     yet, they begin anew.
     """
+    before = state.untrained
+    state = replace(
+        state, untrained=UntrainedState(before.first, before.lowest, batch=before.batch)
+    )
     if state.cold_start.seen < thresholds.cold_end:
         return replace(
             state,

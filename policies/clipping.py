@@ -8,8 +8,9 @@ and median absolute deviation of the unflagged samples, and the user's threshold
 times but in a burst.
 
 A **burst** is a gradient norm that is flagged `patience` times in a row, or `rate` times within
-the detectors' window, while the loss is out of line as well (or not measured): a norm that moves
-alone is a shift of the level, which is no fault. In a burst the norm is clipped to
+the detectors' window, more often than chance explains in this run (`outliers`), while the loss is
+out of line as well (or not measured): a norm that moves alone is a shift of the level, which is no
+fault, and in a run whose tails are heavy single spikes are none. In a burst the norm is clipped to
 
     median + deviations * deviation,
 
@@ -60,8 +61,9 @@ class ClippingLimits:
 class ClippingThresholds:
     """When it acts, and how strongly."""
 
-    patience: int = bounded(2, 1, 100)
-    """Flags of the norm in a row that make a burst: one before the learning rate is cut."""
+    patience: int = bounded(3, 1, 100)
+    """Flags of the norm in a row that make a burst: as many as chance does not make in a run that
+    had none before."""
     rate: int = bounded(6, 2, 52)
     """Flags within the detectors' window that make one."""
     deviations: float = bounded(6.0, 2.0, 1000.0)
@@ -162,7 +164,7 @@ class ClippingPolicy:
         state: ClippingState,
     ) -> tuple[Decision, ClippingState]:
         user, baseline = observation.clip_norm, feedback.grad_norm
-        lasts = (
+        lasts = spike.number("burst") == 1 and (
             spike.number("consecutive") >= self.thresholds.patience
             or spike.number("count") >= self.thresholds.rate
         )

@@ -18,6 +18,7 @@ __all__ = [
     "diagnose_data_stall",
     "diagnose_floor_of_learning_rate",
     "diagnose_floor_of_loss_scale",
+    "diagnose_frequent_skips",
     "diagnose_lost_run",
     "diagnose_memory",
     "diagnose_never_finite",
@@ -286,6 +287,30 @@ def diagnose_skipping(
         f"{observation.grad_norm}, usual {'unknown' if usual is None else f'{usual:.4g}'}) are "
         f"above the skip threshold {threshold:g} that this run was given. A skipped update "
         f"teaches nothing: {remedy}, or leave it out and let the policy skip_update find it."
+    )
+
+
+def diagnose_frequent_skips(
+    observation: Observation, count: int, ratio: float, passes: float | None
+) -> str:
+    """Explain that the guard skips a part of the data instead of single bad batches.
+
+    Args:
+        observation: The step.
+        count: Updates that were skipped in the last 1000 steps.
+        ratio: Their typical gradient norm over the usual one.
+        passes: Ratio up to which they act from now on; None: they stay skipped.
+    """
+    head = (
+        f"about {count} of the last 1000 updates were skipped (step {observation.step}), "
+        f"typically at {ratio:.3g} times the usual gradient norm: no single bad batches but a "
+        "part of the data"
+    )
+    if passes is None:
+        return f"{head}. Find out what these batches have in common; mend them or leave them out."
+    return (
+        f"{head}, which would never be learnt. Up to {passes:.3g} times the usual norm they act "
+        "from now on. Find out what they have in common; set a clip norm if they disturb the run."
     )
 
 

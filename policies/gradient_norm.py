@@ -9,9 +9,11 @@ Theory of operation. Trouble is one of
   of the loss, since the cause is known;
 - a **divergence**: the loss stands above its baseline and still rises;
 - **persistent spikes**: the gradient norm is flagged `patience` times in a row, or `rate` times
-  within the detectors' window, and the loss agrees: it is flagged as often and does not fall; or
-  the loss is flagged twice as long and has grown by half since it left its baseline. Without a
-  loss the norm must be `norm_ratio` times its median.
+  within the detectors' window, and the loss agrees: it is flagged as often and does not fall, and
+  one of the two is a burst, which counts more spikes than this run is used to; or the loss is
+  flagged twice as long and has grown by half since it left its baseline. Without a loss the norm
+  must be `norm_ratio` times its median. Where some batches are harder than others (one in ten of
+  another source, one task of several), spikes of both signals are what is usual.
 
 These cut the scale by `factor`, at most once in `patience_after_cut` steps. What is no trouble: a
 single spike, a norm that moves to another level while the loss is fine, a loss that jumped once
@@ -209,7 +211,7 @@ class GradientNormPolicy:
         if FindingKind.LEVEL_SHIFT in found:
             return None
         if observation.loss is None:
-            if norm is None or not self._persists(norm):
+            if norm is None or not (self._persists(norm) and _is_burst(norm)):
                 return None
             ratio = norm.number("value") / max(norm.number("median"), 1e-12)
             return norm if ratio >= self.thresholds.norm_ratio else None
@@ -218,7 +220,7 @@ class GradientNormPolicy:
         base = loss.number("median")
         excess, first = loss.number("value") - base, state.first_flagged - base
         if norm is not None and self._persists(norm) and excess >= first:
-            return loss
+            return loss if _is_burst(loss) or _is_burst(norm) else None
         lasts = loss.number("consecutive") >= 2 * self.thresholds.patience
         return loss if lasts and excess >= _GROWN * first else None
 
@@ -354,6 +356,10 @@ _DISTURBING = frozenset(
         FindingKind.FROZEN_LOSS,
     }
 )
+
+
+def _is_burst(spike: Finding) -> bool:
+    return spike.number("burst") == 1
 
 
 def _is_rate_far_too_high(trouble: Finding) -> bool:

@@ -15,6 +15,7 @@ state is **lost** if one of these holds:
   same step, but what the first steps did to the weights stays;
 - the learning rate jumped and the loss with it: the rate is cut in the same step as well, but the
   weights have been through some updates at the rate that was wrong;
+- the loss is back where it was before anything was learnt, and stays there;
 - a divergence is not over `soft_patience` steps after it was found, nor has the loss come half of
   the way back from its peak; if it has, it gets as long again.
 
@@ -28,9 +29,10 @@ the same way again. After a rewind the run gets `cooldown` steps to show that it
 loss that had diverged gets `soft_patience` steps to come back. It may rewind `budget` times in
 1000 steps; who needs more has a cause that going back does not remove, and the run **stops** with
 a diagnosis. So does a divergence that cannot be rewound and stands where it began or higher after
-`give_up_after` steps, and a run whose loss was never finite at all, in its first `never_finite`
-steps: there is nothing to return to. What else is lost and cannot be rewound is stopped by the
-owners of the knobs concerned, when their own patience ends.
+`give_up_after` steps, or as high as before anything was learnt, and a run whose loss was never
+finite at all, in its first `never_finite` steps: there is nothing to return to. What else is lost
+and cannot be rewound is stopped by the owners of the knobs concerned, when their own patience
+ends.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from types import MappingProxyType
 
 from mindtune.policies.decisions import NO_CHANGE, Decision, RequestStop, Rewind
 from mindtune.policies.detectors.rate_jump import RATE_JUMP
+from mindtune.policies.detectors.untrained import UNTRAINED
 from mindtune.policies.explanations import diagnose_lost_run, diagnose_never_finite
 from mindtune.policies.findings import Evidence, Finding, FindingKind, Severity
 from mindtune.policies.limits import BUDGET_WINDOW, KnobLimits
@@ -248,6 +251,13 @@ class RewindPolicy:
             return _Lost("explosion", divergence.message, divergence.evidence)
         if divergence is not None and divergence.evidence.get("pattern") == RATE_JUMP:
             return _Lost("learning-rate-jump", divergence.message, divergence.evidence)
+        if divergence is not None and divergence.evidence.get("pattern") == UNTRAINED:
+            return _Lost(
+                "untrained-again",
+                divergence.message,
+                divergence.evidence,
+                final=divergence.number("consecutive") >= self.thresholds.give_up_after,
+            )
         if state.age and state.age >= state.deadline:
             return _Lost(
                 "divergence",

@@ -16,8 +16,9 @@ to clipping and to the learning rate. Until the baseline is armed the threshold 
 It follows the level with hysteresis, since every move is a record: **up** at once when the target
 has left it by `raise_ratio` and the norm is flagged or one of the newest comes within a third of
 it, since a threshold that is too low skips healthy updates; **down** only when the target has
-fallen below it by `lower_ratio`, which is looked at every `lower_after` steps, and at once in a
-step whose norm is beyond `ratio` and whose loss is flagged as well: scatter of the norm does not
+fallen below it by `lower_ratio`, which is looked at every `lower_after` steps (after a raise,
+every eighth time: a norm that goes to and fro is followed upwards alone), and at once in a step
+whose norm is beyond `ratio` and whose loss is flagged as well: scatter of the norm does not
 explain the loss, so that scatter counts no more, and the rest of a burst is skipped. A legal shift
 of the level (another batch size) that reaches the threshold must not be skipped for long, nor only
 until the detectors declare it: while norms are flagged, and before it falls, the median of the
@@ -27,7 +28,11 @@ new level does after 17 steps.
 A guard that fires again and again is wrong, or the run has a trouble that skipping does not cure:
 after `max_skips` skipped updates within 48 steps it **opens**: the threshold is infinite for
 `rest` steps, with an advice, and others (learning rate, rewind) deal with what is left. So a
-healthy run whose level jumps loses `max_skips` updates at the most.
+healthy run whose level jumps loses `max_skips` updates at the most. And where it goes on skipping
+`max_often` updates in 1000 steps, these are no single bad batches but a part of the data (another
+source, a harder task), which would never be learnt: the threshold rises to three times their
+median over the usual norm, up to a factor of 100, with an advice. What lies beyond stays skipped,
+and is told.
 
 Setting the threshold changes nothing in a run by itself. Where it is not within reach, or in
 observe mode, nothing is asked for until an update comes that would have been skipped and whose
@@ -40,7 +45,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from mindtune.policies.decisions import (
@@ -50,16 +55,21 @@ from mindtune.policies.decisions import (
     RequestStop,
     SetSkipThreshold,
 )
-from mindtune.policies.explanations import diagnose_skipping
+from mindtune.policies.explanations import diagnose_frequent_skips, diagnose_skipping
 from mindtune.policies.findings import Finding, FindingKind
-from mindtune.policies.limits import KnobLimits
+from mindtune.policies.limits import BUDGET_WINDOW, KnobLimits
 from mindtune.policies.policy import Baseline, Feedback
 from mindtune.policies.scatter import upward_scatter
-from mindtune.policies.settings import PolicySettings, bounded, build
+from mindtune.policies.settings import PolicySettings, build
 from mindtune.policies.signals import Observation
+from mindtune.policies.skip_update_settings import (
+    SkipUpdateLimits,
+    SkipUpdateState,
+    SkipUpdateThresholds,
+)
 from mindtune.policies.windows import median, push
 
-__all__ = ["SkipUpdateLimits", "SkipUpdatePolicy", "SkipUpdateState", "SkipUpdateThresholds"]
+__all__ = ["SkipUpdatePolicy"]
 
 _KNOB = SetSkipThreshold.knob
 _WINDOW = 48
@@ -72,73 +82,16 @@ _ANY_FACTOR = 1e60
 _LARGEST_RATIO = 100.0
 _HIGH, _OVER_HIGH = 0.95, 3.0
 _LONG = 1_000_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class SkipUpdateLimits:
-    """Hard bounds."""
-
-    max_skips: int = bounded(16, 1, 48)
-    """Skipped updates within 48 steps after which the guard opens: half of the 32 steps that the
-    detectors take to declare a shift, so that a burst of 10 bad batches is skipped whole."""
-    budget: int = bounded(64, 1, 1000)
-    """Moves of the threshold in 1000 steps: 64 raises by a quarter are 6 decades."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SkipUpdateThresholds:
-    """When an update is poisoned."""
-
-    ratio: float = bounded(8.0, 2.0, 1e6)
-    """Norm over its median that is skipped at least; a legal shift of the level (another batch
-    size) is threefold."""
-    deviations: float = bounded(4.5, 2.0, 100.0)
-    """Deviations of the logarithm above that of the median that are skipped at least: independent
-    log-normal norms exceed them in 1 step of 300,000, and at 5.5 a thirtyfold gradient passed on
-    our reference workload, whose norms scatter by 50 %. 6 linear deviations (OLMo-core) they
-    exceed, with a scatter of 35 %, in 1 of 1500, and a public healthy run (TrOCR, 700 records)
-    reaches 22."""
-    raise_ratio: float = bounded(1.25, 1.01, 10.0)
-    """Target over threshold that moves the threshold up."""
-    lower_ratio: float = bounded(2.0, 1.01, 100.0)
-    """Threshold over target that moves it down."""
-    lower_after: int = bounded(8, 1, 100_000)
-    """Steps after a move, and from there on, at which a lower level is looked for: our reference
-    workload's norms fall fourfold in the 20 steps after the guard is armed."""
-    stop_after: int = bounded(20, 2, 48)
-    """Updates in a row that a threshold of the user's may skip (MindFormers' gate skips for ever,
-    or stops at 10)."""
-    rest: int = bounded(128, 8, 100_000)
-    """Steps for which an opened guard stays open: the detectors take over a disordered level
-    within 128."""
-
-
-@dataclass(frozen=True, slots=True)
-class SkipUpdateState:
-    """Where the guard stands."""
-
-    threshold: float | None = None
-    """What it stands at, as asked for last; None: not armed."""
-    since_move: int = 0
-    """Steps since then."""
-    skips: int = 0
-    """One bit per step, the newest lowest: updates skipped by the threshold."""
-    open_for: int = 0
-    """Steps for which it still stays open."""
-    openings: int = 0
-    """How often it has opened."""
-    moved: bool = False
-    """Whether it was ever asked for: before that, a finite threshold is the user's."""
-    recent: tuple[float, ...] = ()
-    """Newest finite norms, flagged ones included."""
+_AFTER_RAISE = 8
+_SKIPPED, _FORGET = 8, 1 - 1 / BUDGET_WINDOW
 
 
 @dataclass(frozen=True)
 class SkipUpdatePolicy:
     """Owner of `skip_threshold`."""
 
-    limits: SkipUpdateLimits = SkipUpdateLimits()
-    thresholds: SkipUpdateThresholds = SkipUpdateThresholds()
+    limits: SkipUpdateLimits = field(default_factory=SkipUpdateLimits)
+    thresholds: SkipUpdateThresholds = field(default_factory=SkipUpdateThresholds)
 
     @classmethod
     def from_settings(cls, settings: PolicySettings) -> SkipUpdatePolicy:
@@ -197,13 +150,16 @@ class SkipUpdatePolicy:
         baseline = feedback.grad_norm
         if baseline is None or not baseline.armed:
             return NO_CHANGE, state
+        if state.often >= self.limits.max_often and within_reach:
+            return self._let_pass(observation, baseline, state)
         told = NO_CHANGE
         if not within_reach:
             told = self._tell(observation, findings, baseline, state)
         now = state.threshold
         flagged = any(found.kind is FindingKind.GRAD_NORM_SPIKE for found in findings)
         near = now is not None and (flagged or max(baseline.samples[-_RECENT:]) > now / _NEAR)
-        looks = state.since_move > 0 and state.since_move % self.thresholds.lower_after == 0
+        every = self.thresholds.lower_after * (_AFTER_RAISE if state.rose else 1)
+        looks = state.since_move > 0 and state.since_move % every == 0
         if now is not None and not near and not looks:
             return told, state
         level = baseline.median
@@ -211,11 +167,11 @@ class SkipUpdatePolicy:
         together = flagged and self._is_far_out(observation, findings, baseline)
         if together:
             spread = 0.0
-        target = self._target(baseline, spread, level)
+        target = self._target(baseline, spread, level, state)
         falls = now is not None and target < now
         if falls or flagged:
             level = max(level, median(state.recent))
-            target = self._target(baseline, spread, level)
+            target = self._target(baseline, spread, level, state)
         if not _LOWEST <= target <= _HIGHEST:
             return NO_CHANGE, state
         if not within_reach:
@@ -242,12 +198,20 @@ class SkipUpdatePolicy:
                 reason=f"{why}: updates above {target:.4g} are poisoned",
                 evidence=evidence,
             ),
-            replace(state, threshold=target, since_move=0, moved=True),
+            replace(
+                state,
+                threshold=target,
+                since_move=0,
+                moved=True,
+                rose=now is not None and target > now,
+            ),
         )
 
-    def _target(self, baseline: Baseline, spread: float, level: float) -> float:
+    def _target(
+        self, baseline: Baseline, spread: float, level: float, state: SkipUpdateState
+    ) -> float:
         """Return where the threshold should stand for a norm of this level."""
-        ratio = self.thresholds.ratio
+        ratio = max(self.thresholds.ratio, state.passes)
         largest = max(ratio, _LARGEST_RATIO)
         if math.isinf(spread):
             high = sorted(baseline.samples)[int(_HIGH * len(baseline.samples))]
@@ -297,7 +261,34 @@ class SkipUpdatePolicy:
                 openings=openings,
                 moved=True,
                 recent=state.recent,
+                passes=state.passes,
             ),
+        )
+
+    def _let_pass(
+        self, observation: Observation, baseline: Baseline, state: SkipUpdateState
+    ) -> tuple[Decision, SkipUpdateState]:
+        """Raise the threshold above what it has skipped too often to be single bad batches."""
+        typical, count = median(state.skipped), round(state.often)
+        passes = _NEAR * typical
+        lifts = passes <= _LARGEST_RATIO
+        text = diagnose_frequent_skips(observation, count, typical, passes if lifts else None)
+        reason = f"{count} updates were skipped in {BUDGET_WINDOW} steps"
+        evidence = {"skipped": count, "limit": self.limits.max_often, "ratio": typical}
+        state = replace(state, often=0.0)
+        if not lifts:
+            advice = Advise(id="skip-often", message=text)
+            return Decision(actions=(advice,), reason=reason, evidence=evidence), state
+        state = replace(state, passes=passes, openings=state.openings + 1)
+        target = self._target(baseline, upward_scatter(baseline.samples), baseline.median, state)
+        advice = Advise(id=f"skip-guard-raised-{state.openings}", message=text)
+        return (
+            Decision(
+                actions=(SetSkipThreshold(target), advice),
+                reason=reason,
+                evidence={**evidence, "threshold": target},
+            ),
+            replace(state, threshold=target, since_move=0, rose=True),
         )
 
     def _warn(
@@ -359,7 +350,7 @@ def _follow(
     observation: Observation, feedback: Feedback, state: SkipUpdateState, rest: int
 ) -> SkipUpdateState:
     """Return the state with this step counted, and with what became of the last request."""
-    norm, threshold = observation.grad_norm, state.threshold
+    norm, threshold, baseline = observation.grad_norm, state.threshold, feedback.grad_norm
     by_guard = (
         bool(observation.update_skipped)
         and norm is not None
@@ -386,4 +377,10 @@ def _follow(
         push(state.recent, norm, _RECENT)
         if norm is not None and math.isfinite(norm)
         else state.recent,
+        state.rose,
+        _FORGET * state.often + int(by_guard),
+        push(state.skipped, norm / baseline.median, _SKIPPED)
+        if by_guard and norm is not None and baseline is not None and baseline.median > 0
+        else state.skipped,
+        state.passes,
     )

@@ -27,6 +27,7 @@ from mindtune.policies.detectors.spike import SpikeState, judge_sample
 from mindtune.policies.detectors.straggler import StragglerState, judge_straggler
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.detectors.trend import TrendState, judge_trend
+from mindtune.policies.detectors.untrained import UntrainedState, judge_untrained
 from mindtune.policies.detectors.zero_loss import ZeroLossState, judge_zero_loss
 from mindtune.policies.facts import GradNormPriorLike
 from mindtune.policies.findings import Finding, FindingKind, Severity
@@ -68,6 +69,7 @@ class DetectorState:
     hidden_reported: bool = False
     """Whether it was reported that steps are missing in between."""
     zero_loss: ZeroLossState = field(default_factory=ZeroLossState, metadata={ADDED: True})
+    untrained: UntrainedState = field(default_factory=UntrainedState, metadata={ADDED: True})
 
 
 def update(
@@ -102,6 +104,7 @@ def update(
     losses, loss_spikes, loss_level = state.loss, state.loss_spikes, state.loss_level
     cold_start, leap, trend, progress = state.cold_start, state.leap, state.trend, state.progress
     rate_jump, zero_loss = state.rate_jump, state.zero_loss
+    untrained = state.untrained
     loss = _finite(observation.loss)
     loss_flagged = False
     if loss is not None:
@@ -112,11 +115,12 @@ def update(
         exploded, cold_start = judge_cold_start(observation, loss, cold_start, thresholds)
         leapt, leap = judge_leap(observation, loss, interval, judgement.armed, leap, thresholds)
         jumped, rate_jump = judge_rate_jump(observation, loss, judgement, rate_jump, thresholds)
+        forgotten, untrained = judge_untrained(observation, loss, judgement, untrained)
         found, trend = judge_trend(observation, loss, judgement, trend, thresholds)
         if exploded and exploded[0].severity is Severity.INFO:
             # A note hides nothing that is worse.
             findings, exploded = findings + exploded, ()
-        findings += exploded or leapt or jumped or found
+        findings += exploded or leapt or jumped or forgotten or found
         loss_flagged = bool(judgement.held)
         if loss_flagged:
             kind = FindingKind.LOSS_SPIKE
@@ -195,6 +199,7 @@ def update(
         step,
         state.hidden_reported or hidden,
         zero_loss,
+        untrained,
     )
     return findings, following
 

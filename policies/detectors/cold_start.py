@@ -39,9 +39,10 @@ still climbs. A first loss below `_SCALE` may be one of those that scatter aroun
 the multiples of few samples say nothing: no jump or excursion is seen from there. A single loss
 of 5 times everything before it, among the first 8, is noted as a spike.
 
-On 3000 runs of 64 independent log-normal samples with a scatter of 20 % (norms of 35 %) they fire
-in 0.4 %, with 10 % in 0.1 %, with 5 % in none; on the reference workload at 30 and 100 times its
-learning rate in the 8th to 10th step.
+On 1500 runs of 64 independent log-normal samples with a scatter of 20 % (norms of 35 %) they fire
+in 0.6 %, with 10 % in 0.2 %, with 5 % in none; with 30 % (norms of 50 %, 600 runs) in 3 %, so that
+a run of very small batches should have a warm-up or the policy on observe; on the reference
+workload at 30 and 100 times its learning rate in the 8th to 10th step.
 
 Only finite losses come here. After `cold_end` losses the state no longer changes.
 """

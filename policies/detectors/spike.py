@@ -16,6 +16,11 @@ declared. Low is a quarter of the level or of the distance from the old one, whi
 to half of that, if the row does not climb. A disordered level is taken over too, after four times
 as many.
 
+A signal that goes to and fro (batches of two sources, tasks that take turns) has two levels, and
+a median absolute deviation that is as small as that of one of them. A sixth of the newest samples
+of the baseline above the limit says so: the deviation is that of the 95th percentile then. What
+is flagged in a third of the rate window and never in a row for long is taken into the baseline.
+
 A signal that is exactly zero in a fifth of its steps or more (loss and norm of a policy that
 learns from advantages) has no meaningful median: its deviation is that of its 95th percentile from
 there, and it is not judged while that is zero as well.
@@ -41,6 +46,9 @@ _ORDERLY, _FAIRLY_ORDERLY = 0.25, 0.5
 # Halves of one level differ by 0.4 deviations, those of an even climb by 1.35.
 _CLIMBS = 1.25
 _DISORDERLY_FACTOR = 4
+# Half of the steps that make a level.
+_OFTEN, _SHORT = 1 / 3, 16
+_TWO_LEVELS = 1 / 6
 _MANY_ZEROS, _UPPER = 0.2, 0.95
 # Twice the threshold: correlated noise, which makes rows of outliers by itself, stays below.
 _GROSS = 2.0
@@ -164,6 +172,9 @@ def judge_sample(
     if judged:
         scale = max(MAD_TO_SIGMA * deviation, _RELATIVE_FLOOR * abs(center), _ABSOLUTE_FLOOR)
         z = (value - center) / scale
+        if z > limit and _has_two_levels(window, center + limit * scale, thresholds.rate_window):
+            scale = max(scale, window.ordered[int(_UPPER * size)] - center)
+            z = (value - center) / scale
     if z <= limit and (state.row == 0 or z <= _RELEASE * limit):
         count, most = (flags.bit_count(), gross.bit_count()) if flags else (0, 0)
         return (
@@ -184,6 +195,8 @@ def judge_sample(
             gross_row = state.gross_row + 1
     held = push(state.held, value, thresholds.rebase_after)
     shifted_from = None
+    if row <= _SHORT and flags.bit_count() > row + _OFTEN * thresholds.rate_window:
+        window = window.push(value, thresholds.window)
     following = SpikeState(window, held, row, consecutive, flags, gross, gross_row, seen, marks)
     if row >= thresholds.rebase_after and _is_level(held, row, center, thresholds):
         shifted_from = center
@@ -210,6 +223,13 @@ def judge_sample(
 def _many_zeros(ordered: tuple[float, ...]) -> bool:
     zeros = bisect_right(ordered, 0.0) - bisect_left(ordered, 0.0)
     return zeros >= _MANY_ZEROS * len(ordered)
+
+
+def _has_two_levels(window: Window, limit: float, newest: int) -> bool:
+    values = window.values
+    if len(values) < 2 * newest or window.ordered[-1] <= limit:
+        return False
+    return sum(value > limit for value in values[-newest:]) >= _TWO_LEVELS * newest
 
 
 def _is_level(
