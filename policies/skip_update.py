@@ -150,7 +150,7 @@ class SkipUpdatePolicy:
         baseline = feedback.grad_norm
         if baseline is None or not baseline.armed:
             return NO_CHANGE, state
-        if state.often >= self.limits.max_often and within_reach:
+        if state.often >= self.limits.max_often and state.skipped and within_reach:
             return self._let_pass(observation, baseline, state)
         told = NO_CHANGE
         if not within_reach:
@@ -271,7 +271,7 @@ class SkipUpdatePolicy:
         """Raise the threshold above what it has skipped too often to be single bad batches."""
         typical, count = median(state.skipped), round(state.often)
         passes = _NEAR * typical
-        lifts = passes <= _LARGEST_RATIO
+        lifts = 0.0 < passes <= _LARGEST_RATIO
         text = diagnose_frequent_skips(observation, count, typical, passes if lifts else None)
         reason = f"{count} updates were skipped in {BUDGET_WINDOW} steps"
         evidence = {"skipped": count, "limit": self.limits.max_often, "ratio": typical}
@@ -281,6 +281,8 @@ class SkipUpdatePolicy:
             return Decision(actions=(advice,), reason=reason, evidence=evidence), state
         state = replace(state, passes=passes, openings=state.openings + 1)
         target = self._target(baseline, upward_scatter(baseline.samples), baseline.median, state)
+        if not _LOWEST <= target <= _HIGHEST:
+            return NO_CHANGE, state
         advice = Advise(id=f"skip-guard-raised-{state.openings}", message=text)
         return (
             Decision(
