@@ -1,16 +1,18 @@
-"""Optuna's TPE for a space of configs: data parallelism follows from the other degrees.
+"""Optuna's TPE for a space of configs, without proposals that are known to lead nowhere.
 
 Where all devices are used, most values of data parallelism are wrong for the other degrees that
 were drawn. A sampler that draws it as one more knob is turned down for most of its proposals, and
 models what it was turned down for. Here it is no matter of the model: it is what the devices
-leave, where the space lists that.
+leave, where the space lists that. Neither is proposed again what was, nor what a list of
+candidates does not hold.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import RandomSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
@@ -28,15 +30,13 @@ _RANDOM_TRIALS = 5
 
 _PROPOSED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 _MAX_REPEATS = 10
-"""Draws in a row of what was proposed before, after which every knob is drawn uniformly, as often
-again: where TPE is sure of what is good, it proposes that for ever."""
+"""Draws in a row that lead nowhere, after which the model is not asked any more: where TPE is sure
+of what is good, it proposes that for ever. Then every knob is drawn uniformly, as often again, or
+one of the candidates that are left."""
 
 
 class ConfigTPESampler(TPESampler):  # type: ignore[misc]  # optuna is skipped by mypy
-    """TPE over all knobs but data parallelism, which is derived where all devices are used.
-
-    There it draws again what was proposed before.
-    """
+    """TPE over all knobs but data parallelism, which is derived where all devices are used."""
 
     def __init__(self, report: SpaceReport, *, seed: int) -> None:
         """Take over a space.
@@ -50,61 +50,71 @@ class ConfigTPESampler(TPESampler):  # type: ignore[misc]  # optuna is skipped b
         self._parameters = {
             name: CategoricalDistribution(values) for name, values in choices(report).items()
         }
+        candidates = report.space.candidates
+        self._derives = (
+            _DATA in report.space.searched
+            and candidates is None
+            and not report.space.facts.cluster.allow_idle
+        )
+        self._listed = None if candidates is None else {self._values(one) for one in candidates}
         self._uniform = RandomSampler(seed=seed)
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Return every knob where data parallelism follows; otherwise what TPE models."""
-        if not self._derives or "fixed_params" in trial.system_attrs:
-            found: dict[str, BaseDistribution] = super().infer_relative_search_space(study, trial)
-            return found
-        return dict(self._parameters)
+        """Return every knob: they are always chosen together."""
+        del study
+        return {} if "fixed_params" in trial.system_attrs else dict(self._parameters)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return the knobs that TPE draws, and data parallelism as they leave it."""
-        if search_space != self._parameters or not self._derives:
-            known: dict[str, Any] = super().sample_relative(study, trial, search_space)
-            return known
-        free = {name: one for name, one in search_space.items() if name != _DATA}
-        modelled = {name: one for name, one in free.items() if not one.single()}
+        """Return the next config."""
+        if not search_space:
+            return {}
         trials = study.get_trials(deepcopy=False, states=_PROPOSED)
         proposed = {self._values(other.params) for other in trials if other.params}
         config: dict[str, Any] = {}
         for repeats in range(2 * _MAX_REPEATS):
-            config, draw = {}, self.sample_independent
-            if repeats >= _MAX_REPEATS:
-                draw = self._uniform.sample_independent
-            elif len(study.directions) == 1:
-                config = super().sample_relative(study, trial, modelled)
-            for name, distribution in free.items():
-                if name not in config:
-                    config[name] = draw(study, trial, name, distribution)
-            config[_DATA] = self._data_parallel(study, trial, config)
-            if self._values(config) not in proposed:
+            is_modelled = repeats < _MAX_REPEATS
+            left = [] if is_modelled else sorted((self._listed or set()) - proposed, key=repr)
+            if left:
+                place = IntDistribution(0, len(left) - 1)
+                index = self._uniform.sample_independent(study, trial, "candidate", place)
+                return dict(zip(self._parameters, left[index], strict=True))
+            config = self._draw(study, trial, is_modelled=is_modelled)
+            values = self._values(config)
+            if values not in proposed and (self._listed is None or values in self._listed):
                 break
         return config
 
-    def _values(self, config: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(config.get(name) for name in self._parameters)
+    def _draw(self, study: Study, trial: FrozenTrial, *, is_modelled: bool) -> dict[str, Any]:
+        """Return all knobs: from the model where it has begun, otherwise one by one."""
+        own = {
+            name: one
+            for name, one in self._parameters.items()
+            if not (self._derives and name == _DATA)
+        }
+        config: dict[str, Any] = {}
+        if is_modelled and len(study.directions) == 1:
+            modelled = {name: one for name, one in own.items() if not one.single()}
+            config = super().sample_relative(study, trial, modelled)
+        alone = self if is_modelled else self._uniform
+        for name, distribution in own.items():
+            if name not in config:
+                config[name] = alone.sample_independent(study, trial, name, distribution)
+        if self._derives:
+            config[_DATA] = self._data_parallel(study, trial, config)
+        return config
 
-    def _data_parallel(self, study: Study, trial: FrozenTrial, drawn: dict[str, Any]) -> Any:
+    def _data_parallel(self, study: Study, trial: FrozenTrial, config: dict[str, Any]) -> Any:
         """Return what the devices leave; any value where the space does not list that."""
-        others = num_ranks({**self._space.complete(drawn), _DATA: 1})
+        others = num_ranks({**self._space.complete(config), _DATA: 1})
         data, rest = divmod(self._space.facts.cluster.num_devices, others)
-        listed = self._parameters[_DATA].choices
-        if rest or data not in listed:
-            return self._uniform.sample_independent(study, trial, _DATA, self._parameters[_DATA])
+        own = self._parameters[_DATA]
+        if rest or data not in own.choices:
+            return self._uniform.sample_independent(study, trial, _DATA, own)
         return data
 
-    @property
-    def _derives(self) -> bool:
-        """Whether the devices decide on data parallelism."""
-        space = self._space
-        return (
-            _DATA in space.searched
-            and space.candidates is None
-            and not space.facts.cluster.allow_idle
-        )
+    def _values(self, config: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(config.get(name) for name in self._parameters)

@@ -23,9 +23,9 @@ from mindtune.search.space import Space
 __all__ = ["PerKnob"]
 
 _DATA = "data_parallel"
-_MAX_REJECTIONS = 100
-"""Proposals in a row after which any untried feasible config is taken, as in the study's own loop:
-a sampler can come to propose for ever what it knows."""
+_MAX_REJECTIONS = 30
+"""Proposals in a row after which any untried feasible config is taken: a sampler can come to
+propose for ever what it knows."""
 _Values = tuple[KnobValue, ...]
 
 
