@@ -29,7 +29,7 @@ _DEEPEST = 3
 class _Book:
     words: Mapping[str, str]
     sentences: Sequence[tuple[re.Pattern[str], str]]
-    """The ones with the most text of their own first: they say the most."""
+    """Prefixes, then the ones with the most text of their own first: they say the most."""
 
 
 def retold(text: str, words: Words) -> str:
@@ -70,6 +70,7 @@ def _book() -> _Book:
     source = resources.files("mindtune.controller.reports").joinpath("recorded_zh.yaml")
     content = yaml.safe_load(source.read_text(encoding="utf-8"))
     pairs = sorted(content["sentences"], key=lambda pair: -len(re.sub(r"{\w}", "", pair[0])))
+    pairs = [*content["prefixes"], *pairs]
     return _Book(
         words=content["words"],
         sentences=[(_pattern(english), template) for english, template in pairs],

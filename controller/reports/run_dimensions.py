@@ -74,4 +74,4 @@ def metric_text(name: str, value: float) -> str:
     if unit == "s":
         return f"{value * 1e3:.4g} ms" if abs(value) < 1 else f"{value:.4g} s"
     text = f"{value:,.0f}" if abs(value) >= 1e4 else number(value)
-    return f"{text} {unit}".strip().replace("degC", "°C")
+    return f"{text} {unit.removeprefix('1')}".strip().replace("degC", "°C")
