@@ -7,6 +7,7 @@ import pytest
 
 from mindtune.controller.contract import RunConditions, read_document
 from mindtune.controller.device import DeferredProbe, SamplingThread
+from mindtune.controller.device.npu_smi import NpuSmiProbe
 from mindtune.controller.live.conditions import write_conditions
 from mindtune.controller.live.workload import Workload
 from mindtune.policies import detectors
@@ -64,11 +65,11 @@ def test_a_tool_that_hangs_from_its_first_call_on_holds_up_nothing(on_path, tmp_
 
 def test_a_tool_that_dies_says_so_once_and_comes_back(on_path, tmp_path, caplog):
     broken = tmp_path / "broken"
-    on_path(f"[ ! -e {broken} ] || exit 1\n{printing(9999)}")
-    probe = DeferredProbe("Ascend")
+    tool = on_path(f"[ ! -e {broken} ] || exit 1\n{printing(9999)}")
+    probe = NpuSmiProbe(command=str(tool))
+    probe.min_period_s = 0.01  # its own is 2 s
     with SamplingThread(probe, period_s=0.01) as sampler:
         until(lambda: sampler.latest() is not None)
-        probe.min_period_s = 0.01  # npu-smi's own is 2 s
         broken.touch()
         until(lambda: sampler.last_error is not None)
         assert "exit code 1" in sampler.last_error

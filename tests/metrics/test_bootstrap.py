@@ -38,17 +38,17 @@ def test_blocks_are_as_long_as_the_memory():
 @pytest.mark.parametrize("rho", [0.0, 0.8])
 def test_intervals_hold_the_true_mean_about_as_often_as_they_say(rho):
     held = 0
-    for seed in range(100):
+    for seed in range(50):
         low, high = block_interval(remembering(rho, 400, seed), means)
         held += low <= 0 <= high
-    # 95 of 100 on paper; percentile intervals of remembering series fall a little short.
-    assert held >= 85
+    # 47.5 of 50 on paper; percentile intervals of remembering series fall a little short.
+    assert held >= 43
     if rho:
         naive = 0
-        for seed in range(100):
+        for seed in range(50):
             series = remembering(rho, 400, seed)
             naive += abs(series.mean()) <= 1.96 * series.std() / 20
-        assert naive < 70 < held
+        assert naive < 35
 
 
 def test_intervals_are_the_same_twice_and_none_of_few_values():

@@ -165,12 +165,12 @@ def test_goals_are_met_or_missed_by_the_metric_s_own_direction(tmp_path):
 
 
 def test_the_command_with_folders_logs_and_a_baseline_file(tmp_path, capsys):
-    first = write_run(tmp_path / "first", seed=1)
-    second = write_run(tmp_path / "second", seed=2, time_s=0.6)
+    first = write_run(tmp_path / "first", seed=1, steps=100)
+    second = write_run(tmp_path / "second", seed=2, time_s=0.6, steps=100)
     baseline = tmp_path / "baseline.json"
     assert main(["compare", str(first), "--save-baseline", str(baseline)]) == 0
     shown = capsys.readouterr().out
-    assert "steps 1 to 400, 400 recorded, 400 timed" in shown
+    assert "steps 1 to 100, 100 recorded, 100 timed" in shown
     assert "loss_drop_per_1000_steps" in shown
     assert read_document(RunMetrics, baseline) == read_metrics(first)
     goals = tmp_path / "goals.yaml"
