@@ -62,6 +62,7 @@ class _Supervisor:
         self.is_open = True
         self.end_by = float("inf")
         """When a silent link is cut, by the monotonic clock."""
+        self.is_cut = False
         self._told_at = time.monotonic()
         here = [sys.executable, "-m", "mindtune.controller.trials.supervisor"]
         with contextlib.ExitStack() as stack:
@@ -123,9 +124,11 @@ class _Supervisor:
             return
         self.close()
         if self.supervised.host is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 self.process.wait(max(0.0, self.end_by - time.monotonic()))
-            self.process.kill()
+            except subprocess.TimeoutExpired:
+                self.is_cut = True
+                self.process.kill()
         self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
@@ -161,6 +164,8 @@ class _Supervisor:
         log = self.supervised.log
         said = "" if log is None else shorten(" ".join(read_tail(log).split()))
         how = f"the remote shell ended with code {self.process.returncode}"
+        if self.is_cut:
+            how = "it gave no answer when it was told to end"
         return f"host {self.supervised.host} was lost: {f'{said} ({how})' if said else how}"
 
 

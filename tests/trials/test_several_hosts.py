@@ -17,7 +17,7 @@ import pytest
 
 from mindtune.controller.contract import BestConfig
 from mindtune.controller.errors import ConfigError
-from mindtune.controller.trials import launcher
+from mindtune.controller.trials import launcher, supervisors
 from mindtune.controller.trials.hosts import Hosts, check_hosts
 from mindtune.controller.trials.launch_lines import launch_lines
 from mindtune.controller.trials.preflight import check_ranks
@@ -203,6 +203,17 @@ def test_a_host_that_is_lost_is_no_fault_of_the_config(program, tmp_path, plain_
     assert record.message.startswith("host n7 was lost: ")
     assert said in record.message
     assert not marked(f"MINDTUNE_TRIAL_DIR={program.trial_dir}")
+
+
+def test_a_host_that_hangs_is_not_waited_for(program, tmp_path, plain_ranks, monkeypatch):
+    monkeypatch.setattr(supervisors, "_LINK_GRACE_S", 0.2)
+    script = tmp_path / "shell.sh"
+    script.write_text("#!/bin/sh\nexec sleep 600\n")
+    script.chmod(0o755)
+    hosts = Hosts(("127.0.0.1", "n7"), (str(script),))
+    record = on_two(program, WAITS, hosts, startup_deadline_s=1.0, stop_grace_s=0.5).record
+    assert record.outcome == "interrupted"
+    assert record.message == "host n7 was lost: it gave no answer when it was told to end"
 
 
 def test_a_deadline_ends_the_ranks_of_all_hosts(program, local_shell, plain_ranks):
