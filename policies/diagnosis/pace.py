@@ -18,7 +18,7 @@ _STARVED = 0.2
 _EXCHANGE = 0.2
 """Share of a step with nothing but exchange from which the network is one."""
 _HOT_C = 85.0
-"""Devices slow themselves down from about here on: 85 to 90 C for the NVIDIA data-centre line."""
+"""A limit of ours, below the slowdown temperatures that drivers report (nvidia-smi -q)."""
 _COOLER_POWER = 0.85
 _BUSY = 0.9
 
