@@ -92,6 +92,10 @@ def _gradient_first(case: Case, clues: Clues) -> None:
     if not case.history.measured("grad_norm"):
         clues.lacks("grad_norm: one that rises before the loss tells instability from bad data")
         return
+    burst = case.found(FindingKind.GRAD_NORM_SPIKE)
+    leap = case.found(FindingKind.LOSS_SPIKE, FindingKind.DIVERGENCE)
+    if burst is not None and burst.number("burst") and (leap is None or burst.step < leap.step):
+        clues.speaks(burst.message, STRONG)
     norm_step, loss_step = case.rises_from("grad_norm", 3.0), case.rises_from("loss", 1.2)
     usual, peak = case.usual("grad_norm"), case.peak("grad_norm")
     moved = case.earlier(FindingKind.GRAD_NORM_SPIKE, FindingKind.LEVEL_SHIFT, within=256)
@@ -99,7 +103,7 @@ def _gradient_first(case: Case, clues: Clues) -> None:
         clues.speaks(f"before it, in step {moved.step}: {moved.message}", STRONG)
     if norm_step is None or usual is None or peak is None:
         slow = any(f.evidence.get("pattern") in _SLOW for f in case.incidents)
-        if case.before and moved is None and not slow:
+        if case.before and moved is None and burst is None and not slow:
             clues.denies("the gradient norm did not rise before the loss did", STRONG)
         return
     text = f"the gradient norm rose from {usual:.4g} to {peak:.4g}, from step {norm_step} on"
@@ -210,12 +214,20 @@ def _other_batch(case: Case, clues: Clues) -> None:
 
 
 def _other_data(case: Case, clues: Clues) -> None:
+    norm = case.course("grad_norm")
+    if norm is not None and any(f.evidence.get("pattern") in _SLOW for f in case.incidents):
+        early, late = norm.part(0.4, 0.6), norm.part(0.9, 1.0)
+        if late < 1.3 * early:
+            clues.speaks(
+                f"the loss rises slowly while the gradient norm stays where it was ({early:.4g}, "
+                f"then {late:.4g}), as data do that become harder"
+            )
     shift = case.near(FindingKind.LEVEL_SHIFT)
     if shift is not None and shift.evidence.get("signal") == "loss":
         clues.speaks(f"the loss stays at its new level: {shift.message}", STRONG)
-        norm = case.ratio("grad_norm")
-        if norm is not None and norm < 2:
-            clues.speaks(f"the gradient norm has not risen ({norm:.2g} times its usual value)")
+        ratio = case.ratio("grad_norm")
+        if ratio is not None and ratio < 2:
+            clues.speaks(f"the gradient norm has not risen ({ratio:.2g} times its usual value)")
 
 
 _LOWER_RATE = "go back to a checkpoint from before it, with the learning rate divided by 2 to 10"
