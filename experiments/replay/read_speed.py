@@ -21,6 +21,9 @@ _DIFFERENT = 5000
 """Lines of each family that differ; a log repeats them with other steps, each as a new run."""
 _NOISE = "2026-11-30 13:30:00,123 - INFO - checkpoint written to /data/run/step, took 3.2 s\n"
 
+_NOISE_LINES = 4
+"""Other lines per line of the family in the large log."""
+
 
 def _write(path: Path, family: str, lines: int, *, noise: int) -> int:
     """Write a log, and return its lines; `noise` other ones stand before each of the family's."""
@@ -68,7 +71,7 @@ def _memory(folder: Path, family: str, size: int) -> str:
     """Return what reading a log of a size, in bytes, takes of memory."""
     path = folder / "large.log"
     lines, _ = log_of(family, Random(0), _DIFFERENT)
-    block = "".join(f"{line}\n" for line in lines)
+    block = "".join(f"{_NOISE * _NOISE_LINES}{line}\n" for line in lines)
     with path.open("w") as file:
         for _ in range(max(1, size // len(block))):
             file.write(block)
@@ -76,8 +79,8 @@ def _memory(folder: Path, family: str, size: int) -> str:
     took_s = _read(path)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return (
-        f"{family}: {path.stat().st_size / 1e9:.2f} GB read in {took_s:.0f} s; largest resident "
-        f"size of the process {after / 1024:.0f} MiB, {before / 1024:.0f} MiB before"
+        f"{family}: {path.stat().st_size / 1e9:.2f} GB read in {took_s:.0f} s of CPU; largest "
+        f"resident size of the process {after / 1024:.0f} MiB, {before / 1024:.0f} MiB before"
     )
 
 

@@ -17,6 +17,8 @@ __all__ = ["Detection", "detect"]
 
 _SAMPLE = 2000
 """Lines by which a format is recognized, once there is a data line at all."""
+_LOOK, _ENOUGH = 500, 200
+"""Lines after which it is asked, and losses by which the format of one program is told."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def detect(path: Path, names: Names | None = None) -> Detection | None:
         whole = text if line.endswith("\n") else text + CUT
         for rival in rivals:
             rival.take(rival.reader.feed(whole if rival.entry.by_line else text))
-        if count % _SAMPLE == 0 and any(rival.records for rival in rivals):
+        if count % _LOOK == 0 and _is_told(rivals, count):
             break
     for rival in rivals:
         rival.take(rival.reader.finish() or None)
@@ -102,6 +104,11 @@ def detect(path: Path, names: Names | None = None) -> Detection | None:
             default=0,
         ),
     )
+
+
+def _is_told(rivals: list[_Rival], count: int) -> bool:
+    most = max((rival.losses for rival in rivals if not rival.entry.is_general), default=0)
+    return most >= _ENOUGH or (count % _SAMPLE == 0 and any(rival.records for rival in rivals))
 
 
 @dataclass

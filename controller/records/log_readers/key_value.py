@@ -123,11 +123,12 @@ def parse_line(
     values: dict[str, str] = {}
     twice = any(line.count(word) > 1 for word in _COUNTED)
     named.repeats = twice and _RUN_IN.search(line) is not None
+    phrases = names.phrases
     signs = "|" in line
     engine = _OF_EPOCH.search(line) if any(mark in line for mark in _ENGINES) else None
     ends = _ENDS if engine is None else f"{_ENDS}("  # the mean stands there: `Loss 2.5 (2.6)`
     for words, sign, bracket, told, total, following in _PAIR.findall(line):
-        name, before = _known(words, names)
+        name, before = phrases.get(words) or _known(words, names)
         if not name:
             continue
         bare = not sign.strip() and not words.endswith(_VERBS)

@@ -100,7 +100,7 @@ class _Reader:
         head = _HEAD.search(text)
         if head is None:
             return []
-        if not any(mark in text for mark in _MARKS):
+        if _MARKS[0] not in text and _MARKS[1] not in text:
             return []
         values: dict[str, str] = {}
         # The last part is empty, or the cut end of a truncated line.

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindtune.controller.records.log_readers.reader import Record, changed
 from mindtune.policies.signals import Observation
@@ -44,8 +44,7 @@ _NAMES = tuple(
 _EVALUATION = frozenset({"eval_loss", "wall_time_s"})
 
 
-@dataclass(frozen=True)
-class TimedRecord:
+class TimedRecord(NamedTuple):
     """A record with the time at which its line was written."""
 
     record: Record

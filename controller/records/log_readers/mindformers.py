@@ -32,6 +32,8 @@ _STEP = re.compile(
     rf"(?:\{{ ?|(?=Epoch))(?:Epoch: ?\[ *(?P<epoch>{INTEGER})/ *\d+\], *)?"
     rf"step: ?\[ *(?P<step>{INTEGER})/ *(?P<steps>{INTEGER})\], "
 )
+_BEFORE = 40
+"""Characters in front of the step in which the record begins, with its epoch."""
 _ENDS = ("}", "Epoch:", "step:")
 """The end of a record, or where another one begins."""
 _LOSS = re.compile(rf"\[ *({NUMBER}) *(?:/ *(?:{NUMBER})? *)?\]|({NUMBER})")
@@ -56,9 +58,13 @@ class _Reader:
     def feed(self, line: str) -> Sequence[Record] | None:
         if "step:" not in line or "loss" not in line:
             return self._skip(line)
-        heads = list(_STEP.finditer(line))
-        if not heads:
+        start = max(0, line.find("step:") - _BEFORE)
+        first = _STEP.search(line, start)
+        if first is None:
             return self._skip(line)
+        heads = [first]
+        if "step:" in line[first.end() :]:
+            heads += _STEP.finditer(line, first.end())
         # Several heads: one rank wrote into the line of another. Each is read up to the next.
         return [self._record(head, _own_part(line, head.end())) for head in heads]
 
@@ -124,8 +130,10 @@ def _fields(text: str) -> dict[str, str]:
     told: dict[str, str] = {}
     *inside, last = text.split(", ")
     for part in inside:
-        name, value = _pair(part)
-        told.setdefault(name, value)
+        name, sign, value = part.partition(":")
+        if not sign:
+            name, value = _pair(part)
+        told.setdefault(name.strip(), value.strip())
     name, value = _pair(last.rstrip(" }\r\n"))
     ending = {"loss_scale": _LAST_SCALE, "global_norm": _LAST_NORM, "is_skip": _LAST_NORM}
     if name in ending and ending[name].fullmatch(value):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mindtune.policies.signals import Observation
 
@@ -36,8 +36,7 @@ INTEGER = r"\d{1,15}"
 _LARGEST = 10**15
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """What a log says about one step; several records may be about the same one."""
 
     observation: Observation
