@@ -30,6 +30,8 @@ __all__ = ["HeatMap", "Histogram", "Point", "bars", "course_map", "heat_maps", "
            "percentile", "scatter"]  # fmt: skip
 
 _BINS = 50
+_MANY = 100
+"""Steps in one bar from which on the counts are logarithmic, so that single slow steps show."""
 _MAX_COLUMNS = 400
 """Columns of a heat map: two per pixel of its width would be seen as one."""
 _MAX_NAMES = 24
@@ -82,7 +84,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def histograms(entries: Sequence[Histogram], *, count_label: str) -> str:
-    """Return distributions side by side; the counts are logarithmic, so that tails show."""
+    """Return distributions side by side; of many steps the counts are logarithmic."""
     with styled():
         canvas = Canvas(figsize=(WIDTH, 2.9), layout="constrained")
         axes = canvas.subplots(1, len(entries), squeeze=False)[0]
@@ -102,11 +104,16 @@ def _histogram(axis: Axes, entry: Histogram) -> None:
         axis.set_xscale("log")
     else:
         bins = min(_BINS, max(5, 2 * math.isqrt(len(entry.values))))
-    axis.hist(entry.values, bins=bins, color=BLUE, alpha=0.75)
-    axis.set_yscale("symlog", linthresh=1)
-    axis.set_ylim(bottom=0)
-    if len(entry.values) < _BINS:
-        axis.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    counts, _, _ = axis.hist(entry.values, bins=bins, color=BLUE, alpha=0.75)
+    most = float(np.max(counts))
+    if most > _MANY:
+        axis.set_yscale("symlog", linthresh=1)
+        powers = [10**power for power in range(math.ceil(math.log10(most)) + 1)]
+        axis.set_yticks([0, *powers], [f"{count:,}" for count in (0, *powers)])
+        axis.minorticks_off()
+        axis.set_ylim(0, 1.5 * most)
+    else:
+        axis.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     for (name, value), colour, style in zip(
         entry.marks, (INK, ORANGE, RED), ("-", "--", ":"), strict=False
     ):
