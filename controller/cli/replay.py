@@ -62,7 +62,8 @@ def replay(
         print_json(output)
     else:
         console = out()
-        for chapter in tell(output, log.name):
+        name = "standard input" if logs == [Path("-")] else log.name
+        for chapter in tell(output, name):
             _print_chapter(chapter, output.verdict, console)
     return EXIT_FAULTY if strict and output.verdict == "faulty" else 0
 

@@ -133,6 +133,8 @@ class SignalFigures(ContractModel):
     high_step: int
     scatter: Number
     """Mean distance from value to value."""
+    non_finite: int = 0
+    """NaN and infinite values besides."""
 
 
 class ReplayRun(ContractModel):

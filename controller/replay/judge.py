@@ -213,6 +213,7 @@ def _figures(course: Course) -> SignalFigures:
         high=course.high,
         high_step=course.high_step,
         scatter=course.scatter,
+        non_finite=course.non_finite,
     )
 
 

@@ -145,8 +145,10 @@ def _facts(run: ReplayRun, *, several: bool) -> Iterator[str]:
 def _course_of_loss(run: ReplayRun) -> str:
     loss = run.signals["loss"]
     text = f"loss {loss.first:.4g} to {loss.last:.4g}"
-    if loss.low_step not in (run.first_step, run.last_step):
+    if loss.low < min(loss.first, loss.last):
         text += f", lowest {loss.low:.4g} in step {loss.low_step}"
+    if loss.non_finite:
+        text += f", and {loss.non_finite} that are NaN or infinite"
     guess = spelled_vocabulary(loss.first, None, near=0.25)
     if loss.low < 0 < loss.high or (loss.median == 0 and loss.high > 0):
         text += ": it scatters around zero, as a policy's or an adversary's does"

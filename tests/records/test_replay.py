@@ -199,7 +199,8 @@ def test_likely_causes_stand_in_the_document_with_their_evidence(faulty, capsys)
     assert start.evidence_against == ["80 records before it were finite"]
     assert {"data_time_s"} in [set(entry.signals) for entry in document.unjudged]
     figures = document.runs[0].signals["loss"]
-    assert (figures.count, figures.first, document.runs[0].skipped) == (80, 4.0, None)
+    assert (figures.count, figures.non_finite, figures.first) == (80, 20, 4.0)
+    assert document.runs[0].skipped is None
 
 
 def test_several_logs_are_one_run(tmp_path, capsys):
