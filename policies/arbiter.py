@@ -1,18 +1,19 @@
 """The second stage: decides which requests are granted, and answers for what was granted.
 
-Theory of operation. `review` comes first in a step. It reads from the observation whether the
-last grant of each knob took effect; a knob that still reports another value after its settling
-time is found ineffective and left alone for `_BLOCKED_FOR` steps. Once the outcome of a grant can
-be judged, its record is completed, and a raise that made things worse is taken back: that grant
-carries the verdict `undone`, needs no budget and no cool-down, and closes the knob for its step.
+Theory of operation. `review` comes first in a step. It reads from the observation whether the last
+grant of each knob took effect; a knob that still reports another value after its settling time is
+found ineffective and left alone for `_BLOCKED_FOR` steps, twice as long each time. Once the
+outcome of a grant can be judged, its record is completed, and a raise that made things worse is
+taken back: that grant carries the verdict `undone`, needs no budget and no cool-down, and closes
+the knob for its step.
 
 `request` then takes the policies' decisions in the order of their priority (that of the table of
-policies: loss scale, gradient norm, batch size; what protects the weights goes before what makes
-the run faster). A set-point passes, in this order: the knob is the policy's own, the number is
-finite, nobody wrote the knob in this step, it differs from the acting value once it is cut to the
-largest factor per move and to the bounds, the knob has obeyed, the cool-down is over, budget is
-left, and the knob is within reach. What fails is recorded as refused with the reason; the same
-refusal is not recorded again within `_REPEAT_AFTER` steps. Events pass once per id.
+policies: what protects the weights goes before what makes the run faster). A set-point passes, in
+this order: the knob is the policy's own, the number is finite, nobody wrote the knob in this step,
+it differs from the acting value once it is cut to the largest factor per move and to the bounds,
+the knob has obeyed, the cool-down is over, budget is left, and the knob is within reach. What
+fails is recorded as refused with the reason; the same refusal is not recorded again within
+`_REPEAT_AFTER` steps. Events pass once per id.
 
 In observe mode everything is counted alike and recorded as observed, and nothing is given out.
 """
@@ -46,7 +47,7 @@ from mindtune.policies.signals import Observation
 __all__ = ["Arbitration"]
 
 _REPEAT_AFTER = 64
-_BLOCKED_FOR = 256
+_BLOCKED_FOR, _MOST_DOUBLINGS = 256, 8
 # Knobs are float32 on the device.
 _SAME = 1e-6
 
@@ -94,7 +95,8 @@ class Arbitration:
         if pending.effective and not before.effective:
             pending = replace(pending, record=replace(pending.record, acted=ledger.raw(knob)))
             ledger.records.append(pending.record)
-            entry = replace(entry, feedback=_with_effect(entry.feedback, effective=True))
+            feedback = _with_effect(entry.feedback, effective=True)
+            entry = replace(entry, feedback=feedback, blocks=0)
         due = ledger.clock >= pending.since + limits.check_after + limits.settle
         if pending.mismatches >= limits.settle:
             self._block(knob, entry, pending)
@@ -150,7 +152,8 @@ class Arbitration:
             replace(
                 entry,
                 pending=None,
-                blocked_until=ledger.clock + _BLOCKED_FOR,
+                blocked_until=ledger.clock + (_BLOCKED_FOR << min(entry.blocks, _MOST_DOUBLINGS)),
+                blocks=entry.blocks + 1,
                 feedback=_with_effect(entry.feedback, effective=False),
             ),
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from mindtune.policies.decisions import KNOBS, SetBatchSize, SetMicroBatch
 from mindtune.policies.policy import KnobFeedback
 from mindtune.policies.records import ActionRecord
+from mindtune.policies.state import ADDED
 
 __all__ = ["ArbiterState", "KnobState", "Pending"]
 
@@ -64,6 +65,8 @@ class KnobState:
     refusal: str = ""
     """Kind of the last recorded refusal: the same one is not recorded again and again."""
     refusal_clock: int = 0
+    blocks: int = field(default=0, metadata={ADDED: True})
+    """How often in a row it was found ineffective."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,13 +2,15 @@
 
 Theory of operation. The framework's own figure counts first: a pool that was reserved in advance
 fills the device without being used. Memory is under **pressure** above `memory_share` of the
-device, and about to run out above `memory_full`. **Growth** is looked for in the peaks of blocks
-of 4 and of 32 steps, since memory swings within a step and from batch to batch: 8 peaks in a row
-rise, by 4 times what the memory typically swings within a block, and the newer half by at least
-`_STEADY` of what the older one did: a pool that fills up and then stays is no leak. The rate is
-that of the newer half: the older one may hold steps before the leak began. Growth that will reach
-the limit within `memory_horizon` steps is reported with the number of steps left, and as
-critical within `memory_soon`.
+device, and about to run out above `memory_full`, if it has risen there lately: a run that has been
+as full as that since its first `_START` steps, or for `_PROVEN` steps, has shown that it fits
+(many are tuned to fill the device), and gets the warning alone. **Growth** is looked for in the
+peaks of blocks of 4 and of 32 steps, since memory swings within a step and from batch to batch: 8
+peaks in a row rise, by 4 times what the memory typically swings within a block, and the newer half
+by at least `_STEADY` of what the older one did: a pool that fills up and then stays is no leak.
+The rate is that of the newer half: the older one may hold steps before the leak began. Growth that
+will reach the limit within `memory_horizon` steps is reported with the number of steps left, and
+as critical within `memory_soon`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from itertools import pairwise
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state import ADDED
 from mindtune.policies.windows import median, push
 
 __all__ = ["GrowthState", "MemoryState", "judge_memory"]
@@ -27,6 +30,9 @@ _FAST, _SLOW = 4, 32
 _PEAKS = 8
 _OF_SWING = 4.0
 _STEADY = 0.6
+_START, _PROVEN = 16, 64
+# Share of the device by which a peak counts as a new one.
+_RISE = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,12 @@ class MemoryState:
 
     fast: GrowthState = field(default_factory=GrowthState)
     slow: GrowthState = field(default_factory=GrowthState)
+    seen: int = field(default=0, metadata={ADDED: True})
+    """Readings so far, counted up to `_START`."""
+    peak: float = field(default=0.0, metadata={ADDED: True})
+    """Most memory so far, in bytes."""
+    fits: int = field(default=_PROVEN, metadata={ADDED: True})
+    """Readings since it rose, after the start, counted up to `_PROVEN`."""
 
 
 def judge_memory(
@@ -83,8 +95,13 @@ def judge_memory(
     if used is None or total is None:
         return (), state
     step = observation.step
+    rose = used > state.peak + _RISE * total and state.seen >= _START
     following = MemoryState(
-        _grow(float(used), step, state.fast, _FAST), _grow(float(used), step, state.slow, _SLOW)
+        _grow(float(used), step, state.fast, _FAST),
+        _grow(float(used), step, state.slow, _SLOW),
+        min(state.seen + 1, _START),
+        max(state.peak, float(used)),
+        0 if rose else min(state.fits + 1, _PROVEN),
     )
     rate = max(following.fast.rate, following.slow.rate)
     left = (total - used) / rate if rate > 0 else None
@@ -93,7 +110,7 @@ def judge_memory(
     if share <= thresholds.memory_share and not growing:
         return (), following
     soon = left is not None and left <= thresholds.memory_soon
-    critical = share >= thresholds.memory_full or soon
+    critical = (share >= thresholds.memory_full and following.fits < _PROVEN) or soon
     text = f"{share:.0%} of the device memory is in use (limit {thresholds.memory_share:.0%})"
     if growing and left is not None:
         text += (

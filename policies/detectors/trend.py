@@ -12,21 +12,25 @@ deviations of the baseline, or twice these distances and 3 deviations; 6 around 
 deviation has no floor.
 
 A **frozen** loss is the same non-zero number again and again, within the rounding of float32. With
-updates being skipped it is a dead run (weights that no longer change). Otherwise it may be a
-coarse log: a number of at most 2 decimals must repeat twice as often.
+updates being skipped, or norms that have become exactly 0, it is a dead run (weights that no
+longer change). Otherwise it may be a coarse log: a number of at most 2 decimals must repeat twice
+as often. While the norm moves from step to step, and updates act, batches and weights differ: then
+the loss is only rounded (computed in bfloat16, say, which near 3 knows steps of 0.016).
 
 Only finite losses come here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from mindtune.policies.detectors.spike import Judgement
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state import ADDED
 from mindtune.policies.windows import median, push
 
 __all__ = ["TrendState", "judge_trend"]
@@ -62,7 +66,9 @@ class TrendState:
     equal: int = 0
     """Losses in a row that equal the one before."""
     idle: int = 0
-    """Of these, how many came with a skipped update or an overflow."""
+    """Of these, how many came with an update that was skipped or, after others, of norm 0."""
+    norm: float = field(default=0.0, metadata={ADDED: True})
+    """Newest gradient norm above 0."""
 
 
 def judge_trend(
@@ -83,9 +89,20 @@ def judge_trend(
     """
     findings: tuple[Finding, ...] = ()
     equal, idle = 0, 0
-    if state.recent and loss != 0 and abs(loss - state.recent[-1]) <= _ROUNDING * abs(loss):
+    norm, norm_before = observation.grad_norm, state.norm
+    stands = bool(observation.update_skipped or observation.overflow)
+    stands = stands or (norm == 0.0 and norm_before > 0.0)
+    if norm is None or not 0.0 < norm < math.inf:
+        norm = norm_before
+    acts = not stands and norm_before not in (0.0, norm)
+    if (
+        not acts
+        and state.recent
+        and loss != 0
+        and abs(loss - state.recent[-1]) <= _ROUNDING * abs(loss)
+    ):
         equal = state.equal + 1
-        idle = state.idle + int(bool(observation.update_skipped or observation.overflow))
+        idle = state.idle + int(stands)
         needed = thresholds.frozen
         if idle < equal and abs(loss - round(loss, _DECIMALS)) <= _ROUNDING * abs(loss):
             needed *= _COARSE
@@ -94,7 +111,7 @@ def judge_trend(
     recent = push(state.recent, loss, _RECENT)
     if len(recent) < 3:
         distances = (*state.distances, *(abs(loss - last) for last in state.recent[-1:]))
-        return findings, TrendState(recent, distances, (), equal, idle)
+        return findings, TrendState(recent, distances, (), equal, idle, norm)
     distances = push(state.distances, abs(loss - state.recent[-1]), _DISTANCES)
     a, b, c = recent[-3:]
     medians = push(state.medians, max(min(a, b), min(max(a, b), c)), _CLIMBING)
@@ -106,7 +123,7 @@ def judge_trend(
         if falls <= _MOST_FALLS:
             before = distances[: -_CLIMBING - 1]
             found = _climb(observation, medians, before, judgement, thresholds)
-    return findings + found, TrendState(recent, distances, medians, equal, idle)
+    return findings + found, TrendState(recent, distances, medians, equal, idle, norm)
 
 
 def _divergence(
@@ -202,7 +219,8 @@ def _climb(
 
 def _frozen(observation: Observation, loss: float, count: int, idle: int) -> Finding:
     dead = idle >= count - 1
-    cause = " while every update was skipped: the weights no longer change" if dead else ""
+    how = "of norm 0" if observation.grad_norm == 0.0 else "skipped"
+    cause = f" while every update was {how}: the weights no longer change" if dead else ""
     return Finding(
         step=observation.step,
         last_step=observation.step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -120,6 +121,15 @@ def test_a_knob_that_is_turned_at_every_step_and_never_moves_is_found() -> None:
         bench.go(SetLossScale(512.0))
     assert bench.state.knobs["loss_scale"].blocked_until > 200
     assert bench.state.knobs["loss_scale"].feedback.effective is False
+
+
+def test_a_knob_that_never_obeys_is_tried_more_and_more_seldom() -> None:
+    bench, asked = Bench(obeys=False, loss_scale=1024.0), []
+    for step in range(4000):
+        asked += [step] * len(bench.go(SetLossScale(512.0), overflow=0.0))
+    # Tried until it is found ineffective, then after 256, 512, 1024 and 2048 steps.
+    tries = [b for a, b in pairwise([-1000, *asked]) if b - a > 100]
+    assert [round((b - a) / 256) for a, b in pairwise(tries)] == [1, 2, 4, 8]
 
 
 def test_a_knob_that_moves_one_step_late_obeys() -> None:

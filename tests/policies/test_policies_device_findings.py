@@ -64,8 +64,22 @@ def test_memory_that_runs_out_soon_is_critical_before_it_does() -> None:
     ("share", "severity"), [(0.84, None), (0.86, "warning"), (0.94, "warning"), (0.96, "critical")]
 )
 def test_shares_of_memory(share, severity) -> None:
-    found = of(run([memory(share * 64 * GB)]), FindingKind.MEMORY_PRESSURE)
+    rises = [*[memory(40 * GB)] * 20, memory(share * 64 * GB)]
+    found = of(run(rises), FindingKind.MEMORY_PRESSURE)
     assert [f.severity.value for f in found] == ([severity] if severity else [])
+
+
+def test_a_device_that_is_full_and_stays_as_it_is_has_shown_that_the_run_fits() -> None:
+    g = random.Random(0)
+    tuned = [memory((0.97 + 0.0005 * g.random()) * 64 * GB) for _ in range(300)]
+    found = of(run(tuned), FindingKind.MEMORY_PRESSURE)
+    assert [f.severity for f in found] == [Severity.WARNING] * 300
+    # It rises in mid-run: critical until it has held for 64 steps.
+    later = [*[memory(0.9 * 64 * GB)] * 40, *tuned]
+    critical = [
+        f for f in of(run(later), FindingKind.MEMORY_PRESSURE) if f.severity is Severity.CRITICAL
+    ]
+    assert [f.step for f in critical] == list(range(41, 41 + 64))
 
 
 def test_a_pool_that_fills_up_and_random_sequence_lengths_are_no_growth() -> None:

@@ -205,3 +205,21 @@ def test_a_frozen_loss_is_told_from_a_coarse_log(loss, expected) -> None:
 def test_a_loss_that_differs_in_the_last_bit_of_float32_is_frozen() -> None:
     rows = [{"loss": 7.0}, *[{"loss": 5.545177 + 4e-7 * (i % 2)} for i in range(20)]]
     assert of(run(rows), FindingKind.FROZEN_LOSS)[0].step == 9
+
+
+def test_a_loss_that_is_rounded_is_not_frozen_while_the_norm_moves() -> None:
+    rows = [{"loss": 2.828125, "grad_norm": 1.0 + 0.03125 * (i % 2)} for i in range(100)]
+    assert of(run(rows), FindingKind.FROZEN_LOSS) == []
+    stuck = [*rows, *[{"loss": 2.828125, "grad_norm": 1.0}] * 20]
+    assert of(run(stuck), FindingKind.FROZEN_LOSS)[0].step == 108
+
+
+def test_a_frozen_loss_whose_gradient_has_become_zero_is_a_dead_run() -> None:
+    rows = [{"loss": 3.0 + 0.01 * (i % 7), "grad_norm": 1.0 + 0.1 * (i % 3)} for i in range(40)]
+    found = of(run([*rows, *[{"loss": 5.545177, "grad_norm": 0.0}] * 20]), FindingKind.FROZEN_LOSS)
+    assert [f.step for f in found] == list(range(48, 61))
+    assert {f.severity for f in found} == {Severity.CRITICAL}
+    assert "of norm 0: the weights no longer change" in found[0].message
+    # A log that has no norms and prints 0 for them says nothing.
+    silent = [{"loss": 2.1234567, "grad_norm": 0.0}] * 20
+    assert {f.severity for f in of(run(silent), FindingKind.FROZEN_LOSS)} == {Severity.WARNING}
