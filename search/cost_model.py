@@ -163,15 +163,11 @@ class CostModel:
         return max([parts.total(self.memory_rates) for parts in stages])
 
     @property
-    def tolerates_errors_of_memory(self) -> bool:
-        """Whether a config may be predicted to need a little more memory than there is.
-
-        The limit must be the device's own, and trials must have shown how far predictions are
-        off: then what is near it is for the sampler to weigh by its chance. A limit that the user
-        chose is kept by every prediction, and so is any limit before the first trial, where
-        predictions rest on other trainings.
-        """
-        return self.memory_doubt is not None and not self.facts.has_chosen_memory_limit
+    def uncorrected(self) -> CostModel:
+        """The model before any trial."""
+        return self.with_rates(
+            self.usual.memory, self.usual.time, memory_doubt=None, calibrated_by=0
+        )
 
     def memory_spread(self, config: Config) -> float | None:
         """Return the standard deviation of log(memory / predicted memory); None: unknown."""
@@ -254,7 +250,7 @@ TIME_MISFIT, MEMORY_MISFIT = 0.2, 0.12
 """Standard deviations of these errors, tables that the formulas describe badly included: within
 what they predict with three measurements lie two thirds of the other rows."""
 FAR = 2.0
-"""Deviations of the prediction above the device's memory from which on a config is not worth a
+"""Deviations of the prediction above the memory limit from which on a config is not worth a
 launch. By model_accuracy that turns away 0.2 % of the configs that fit, and 1.3 % without it; what
 lies between runs in about one case of six, and is tried in the order of its chance."""
 TRUSTED = 2.0

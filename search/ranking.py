@@ -219,10 +219,16 @@ class Ranking:
             return found
         memory = self._amounts.memory(self.cost)
         if facts.memory_limit is not None:
-            above = np.flatnonzero(memory > facts.memory_limit[0])
-            if self.cost.tolerates_errors_of_memory:
+            limit = facts.memory_limit[0]
+            above = np.flatnonzero(memory > limit)
+            if self.cost.memory_doubt is not None:
+                # As the rule does: what is near counts unless it was above a chosen limit before.
                 log_memory, spread = self._amounts.log_memory(self.cost, above)
-                above = above[log_memory > math.log(facts.memory_limit[0]) + FAR * spread]
+                is_out = log_memory > math.log(limit) + FAR * spread
+                if facts.has_chosen_memory_limit:
+                    first, _ = self._amounts.log_memory(self.cost.uncorrected, above)
+                    is_out |= first > math.log(limit)
+                above = above[is_out]
             found[above] = False
         least, device_memory = facts.limits.min_memory_utilization, facts.cluster.device_memory
         if least is not None and device_memory is not None:

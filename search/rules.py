@@ -224,12 +224,16 @@ def _memory(config: Config, cost: CostModel) -> str | None:
     if limit is None or predicted is None or predicted <= limit[0]:
         return None
     reason = f"predicted memory = {size_text(predicted)} must be at most {limit[1]}"
-    spread = cost.memory_spread(config) if cost.tolerates_errors_of_memory else None
+    # Trials have shown how far predictions are off: what is near the limit is for the sampler to
+    # weigh by its chance. A limit that the user chose rejects all that it rejected before, too.
+    spread = None if cost.memory_doubt is None else cost.memory_spread(config)
     if spread is None:
         return reason
-    if predicted <= limit[0] * math.exp(FAR * spread):
-        return None
-    return f"{reason}, {FAR:g} times the {spread:.1%} by which predictions are off included"
+    if predicted > limit[0] * math.exp(FAR * spread):
+        return f"{reason}, {FAR:g} times the {spread:.1%} by which predictions are off included"
+    is_chosen = cost.facts.has_chosen_memory_limit
+    first = cost.uncorrected.memory_bytes(config) if is_chosen else None
+    return None if first is None or first <= limit[0] else reason
 
 
 def _memory_used(config: Config, cost: CostModel) -> str | None:
