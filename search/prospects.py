@@ -5,6 +5,10 @@ is for the calibrated cost model to say, as a probability: its prediction is off
 so that a config just below the limit is no surer to run than one just above it is to fail, and to
 weigh gain by chance is what decides between a fast config at the limit and a slower one below it
 (a constraint as in Gardner et al., Bayesian optimization with inequality constraints, ICML 2014).
+What the rules let pass is only what is far from hopeless: a config that is predicted above the
+limit by more than the model's own error, or was above a limit of the user's own before any trial,
+is rejected. Below that, no correction of the model takes back at a stroke what was allowed.
+
 Whatever else makes configs fail is learnt from which ones did, knob by knob. Failures for memory
 say nothing there, as the memory model has learnt from them already; but those that it cannot
 explain, since it still expects the config to fit, do.

@@ -230,7 +230,7 @@ def _memory(config: Config, cost: CostModel) -> str | None:
     if spread is None:
         return reason
     if predicted > limit[0] * math.exp(FAR * spread):
-        return f"{reason}, {FAR:g} times the {spread:.1%} by which predictions are off included"
+        return f"{reason}, even if predictions are off by {FAR * spread:.0%}"
     is_chosen = cost.facts.has_chosen_memory_limit
     first = cost.uncorrected.memory_bytes(config) if is_chosen else None
     return None if first is None or first <= limit[0] else reason
