@@ -15,7 +15,7 @@ from mindtune.search.knobs import KnobValue
 __all__ = ["LARGEST_LOG", "LogWatch", "complete_result", "result_from_logs", "telling_logs"]
 
 LARGEST_LOG = 256 * 2**20
-"""Bytes of a log that is still read. All readers together take 4 MB/s (measured), and a program
+"""Bytes of a log that is still read. Readers take 3 to 13 MB/s (experiments/replay), and a program
 that prints without end must not cost the study more than a trial does."""
 _READ_EVERY_S = 2.0
 _REST = 20.0

@@ -165,15 +165,20 @@ class Names:
         """
         signals: dict[str, float] = {}
         ranks: dict[str, int] = {}
+        found = self._found
         for raw, value in pairs:
-            known = self._known(raw)
-            if known is None or ranks.get(known.signal, known.rank + 1) <= known.rank:
+            known = found[raw] if raw in found else self._known(raw)
+            if known is None:
                 continue
-            read = read_value(value)
+            signal, rank, factor, _ = known
+            if signal in ranks and ranks[signal] <= rank:
+                continue
+            read = _read_text(value) if isinstance(value, str) else read_value(value)
             if read is None:
                 continue
-            ranks[known.signal] = known.rank
-            signals[known.signal] = _converted(known, *read)
+            ranks[signal] = rank
+            told, unit = read
+            signals[signal] = _converted(known, told, unit) if unit else told * factor
         return signals
 
     def tells(self, signals: Mapping[str, float]) -> bool:
@@ -221,12 +226,12 @@ class Names:
 
 def _converted(known: _Known, value: float, unit: str) -> float:
     factor = known.factor
-    if not known.is_told and unit:
+    if not known.is_told:
         if known.signal in _TIMES:
             factor = _UNITS.get(unit, factor)
         elif known.signal in _RATIOS and unit == "%":
             factor = 0.01
-    return value * factor if factor != 1.0 else value
+    return value * factor
 
 
 KNOWN = Names()
@@ -242,11 +247,10 @@ def is_training(signals: Mapping[str, float]) -> bool:
 
 def make(step: int, signals: Mapping[str, float], *, phase: str | None = None) -> Observation:
     """Return the observation of a step; a count that is no whole number is not measured."""
-    values: dict[str, Any] = {}
-    for name, value in signals.items():
-        if name not in _INTEGERS:
-            values[name] = value
-        elif is_whole(value):
+    values: dict[str, Any] = dict(signals)
+    for name in _INTEGERS & values.keys():
+        value = values.pop(name)
+        if is_whole(value):
             values[name] = int(value)
     if math.isnan(values.get("mfu", 0.0)):
         del values["mfu"]
