@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from mindtune.controller.reports.figure_style import (
     ACCENT,
@@ -168,6 +168,7 @@ def _draw(axis: Axes, panel: Panel) -> None:
         )  # fmt: skip
     if panel.log and shown and min(shown) > 0 and max(shown) > _LOG_FROM * min(shown):
         axis.set_yscale("log")
+        axis.yaxis.set_minor_formatter(NullFormatter())  # of several decades these name enough
     elif panel.from_zero and shown and min(shown) >= 0:
         axis.set_ylim(bottom=0)
     if len(colours) > 1:
