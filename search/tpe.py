@@ -17,9 +17,11 @@ from optuna.samplers import RandomSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
+from mindtune.search.attributes import OUTCOME
 from mindtune.search.constraints import SpaceReport
 from mindtune.search.layout import num_ranks
 from mindtune.search.ranking import choices
+from mindtune.search.trial_history import NEVER_TRIED
 
 __all__ = ["ConfigTPESampler"]
 
@@ -31,8 +33,8 @@ _RANDOM_TRIALS = 5
 _PROPOSED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 _MAX_REPEATS = 10
 """Draws in a row that lead nowhere, after which the model is not asked any more: where TPE is sure
-of what is good, it proposes that for ever. Then every knob is drawn uniformly, as often again, or
-one of the candidates that are left."""
+of what is good, it proposes that for ever. Then one of the feasible configs is drawn that were not
+tried."""
 
 
 class ConfigTPESampler(TPESampler):  # type: ignore[misc]  # optuna is skipped by mypy
@@ -57,6 +59,7 @@ class ConfigTPESampler(TPESampler):  # type: ignore[misc]  # optuna is skipped b
             and not report.space.facts.cluster.allow_idle
         )
         self._listed = None if candidates is None else {self._values(one) for one in candidates}
+        self._feasible = [self._values(entry.config) for entry in report.configs]
         self._uniform = RandomSampler(seed=seed)
 
     def infer_relative_search_space(
@@ -72,23 +75,28 @@ class ConfigTPESampler(TPESampler):  # type: ignore[misc]  # optuna is skipped b
         """Return the next config."""
         if not search_space:
             return {}
-        trials = study.get_trials(deepcopy=False, states=_PROPOSED)
-        proposed = {self._values(other.params) for other in trials if other.params}
+        trials = [other for other in study.get_trials(deepcopy=False) if other.params]
+        proposed = {self._values(one.params) for one in trials if one.state in _PROPOSED}
         config: dict[str, Any] = {}
-        for repeats in range(2 * _MAX_REPEATS):
-            is_modelled = repeats < _MAX_REPEATS
-            left = [] if is_modelled else sorted((self._listed or set()) - proposed, key=repr)
-            if left:
-                place = IntDistribution(0, len(left) - 1)
-                index = self._uniform.sample_independent(study, trial, "candidate", place)
-                return dict(zip(self._parameters, left[index], strict=True))
-            config = self._draw(study, trial, is_modelled=is_modelled)
+        for _ in range(_MAX_REPEATS):
+            config = self._draw(study, trial)
             values = self._values(config)
             if values not in proposed and (self._listed is None or values in self._listed):
-                break
-        return config
+                return config
+        # What was turned down may be allowed by now, as the cost model learns.
+        started = {
+            self._values(one.params)
+            for one in trials
+            if one.user_attrs.get(OUTCOME) not in NEVER_TRIED
+        }
+        left = [values for values in self._feasible if values not in started]
+        if not left:
+            return config
+        place = IntDistribution(0, len(left) - 1)
+        index = self._uniform.sample_independent(study, trial, "place", place)
+        return dict(zip(self._parameters, left[index], strict=True))
 
-    def _draw(self, study: Study, trial: FrozenTrial, *, is_modelled: bool) -> dict[str, Any]:
+    def _draw(self, study: Study, trial: FrozenTrial) -> dict[str, Any]:
         """Return all knobs: from the model where it has begun, otherwise one by one."""
         own = {
             name: one
@@ -96,13 +104,12 @@ class ConfigTPESampler(TPESampler):  # type: ignore[misc]  # optuna is skipped b
             if not (self._derives and name == _DATA)
         }
         config: dict[str, Any] = {}
-        if is_modelled and len(study.directions) == 1:
+        if len(study.directions) == 1:
             modelled = {name: one for name, one in own.items() if not one.single()}
             config = super().sample_relative(study, trial, modelled)
-        alone = self if is_modelled else self._uniform
         for name, distribution in own.items():
             if name not in config:
-                config[name] = alone.sample_independent(study, trial, name, distribution)
+                config[name] = self.sample_independent(study, trial, name, distribution)
         if self._derives:
             config[_DATA] = self._data_parallel(study, trial, config)
         return config

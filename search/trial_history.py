@@ -17,7 +17,7 @@ from mindtune.search.noise import LaunchNoise, between_launches
 from mindtune.search.repeats import repeats
 from mindtune.search.space import Space
 
-__all__ = ["attempts", "launch_noise", "measurements"]
+__all__ = ["NEVER_TRIED", "attempts", "launch_noise", "measurements"]
 
 _BY_STATE = {
     TrialState.WAITING: "waiting",
@@ -27,7 +27,7 @@ _BY_STATE = {
     TrialState.FAIL: "interrupted",
 }
 """Outcome of a trial that nobody has told."""
-_NEVER_TRIED = frozenset({"infeasible", "duplicate", "withdrawn"})
+NEVER_TRIED = frozenset({"infeasible", "duplicate", "withdrawn"})
 """Outcomes of proposals that were turned down before a trial was started."""
 
 
@@ -44,7 +44,7 @@ def attempts(trials: Sequence[FrozenTrial], names: Sequence[str]) -> list[Attemp
             continue
         attributes = trial.user_attrs
         outcome = str(attributes.get(OUTCOME) or _BY_STATE[trial.state])
-        config = None if outcome in _NEVER_TRIED else _config(trial, names)
+        config = None if outcome in NEVER_TRIED else _config(trial, names)
         if config is None:
             continue
         value, objectives = None, ()
