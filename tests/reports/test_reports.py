@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -243,10 +242,14 @@ def test_study_report_shows_winner_trials_and_rules(study_folder):
     assert page.loads == []
 
 
-def test_equal_records_give_an_equal_page(run_folder, tmp_path):
-    first = write_report(run_folder).read_text()
-    shutil.copytree(run_folder, tmp_path / "again" / "run")
-    assert write_report(tmp_path / "again" / "run").read_text() == first
+def test_equal_records_give_an_equal_page(tmp_path):
+    pages = []
+    for name in ("first", "again"):
+        folder = tmp_path / name / "run"
+        folder.mkdir(parents=True)
+        (folder / "signals.csv").write_text("step,loss\n1,2.0\n2,nan\n3,1.0\n")
+        pages.append(write_report(folder).read_text())
+    assert pages[0] == pages[1]
 
 
 def test_wrong_folders_and_files_are_refused(tmp_path, run_folder):
