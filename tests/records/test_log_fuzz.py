@@ -1,6 +1,10 @@
-"""Readers under damage: never an exception, and never a number that was not in the log."""
+"""Readers under damage: never an exception, and never a number that was not in the log.
+
+`MINDTUNE_FUZZ_CASES` sets the cases per test (default 40).
+"""
 
 import math
+import os
 import re
 import time
 
@@ -12,6 +16,7 @@ from mindtune.controller.records.log_readers import READERS, LogStream, read_log
 from mindtune.controller.records.log_readers.reader import NUMBER, number
 from mindtune.policies.signals import Observation
 
+CASES = int(os.environ.get("MINDTUNE_FUZZ_CASES", "40"))
 SAMPLES = (
     ("{ Epoch:[  1/  2], step:[    1/    3], loss:[5.507/5.507], per_step_time: 5207ms, lr: 0.5, "
     "overflow cond: True, loss_scale: 8192.0, global_norm: [1.5], train_throughput_per_npu: 0.1T"),
@@ -73,7 +78,7 @@ def numbers_in(text):
 
 @pytest.mark.parametrize("entry", READERS, ids=lambda entry: entry.name)
 @given(lines=damaged_lines())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=CASES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_damage_makes_a_reader_raise(entry, lines):
     reader = entry.start()
     printed = numbers_in("".join(line.strip("\n") for line in lines)) | numbers_in("".join(lines))
@@ -85,7 +90,7 @@ def test_no_damage_makes_a_reader_raise(entry, lines):
 
 
 @given(lines=damaged_lines())
-@settings(max_examples=40, deadline=None,
+@settings(max_examples=CASES, deadline=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])  # fmt: skip
 def test_steps_of_a_damaged_log_rise_within_each_segment(tmp_path, lines):
     path = tmp_path / "log"

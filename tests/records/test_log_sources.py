@@ -178,6 +178,18 @@ def test_how_sure_a_format_is_and_what_was_not_understood_is_said(tmp_path):
     assert (found.format.name, found.next_best, found.sureness) == ("llamafactory", "jsonl", 1.0)
 
 
+def test_the_parts_of_a_wrapped_line_are_understood(tmp_path):
+    path = tmp_path / "log"
+    path.write_text(
+        " iteration 5/ 90 | consumed samples: 40 | elapsed time per iteration (ms): 1.0 | learn\n"
+        "ing rate: 1.0E-04 | lm loss: 2.5E+00 | grad norm: 1.5 | number of skip\n"
+        "ped iterations: 0 | number of nan iterations: 0 |\n"
+    )
+    log = open_log(path)
+    assert [(o.loss, o.learning_rate, o.grad_norm) for o in log] == [(2.5, 1e-4, 1.5)]
+    assert (log.records, log.not_understood) == (1, 0)
+
+
 def test_a_mapping_gives_names_and_units(tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("it,epoch,my loss,loss,dur,mem\n1,0,2.5,9,250,1.5\n2,0,inf,9,300,1.5\n")

@@ -23,6 +23,7 @@ from mindtune.controller.records.log_readers.reader import (
     CUT,
     INTEGER,
     NUMBER,
+    PART,
     LogFormat,
     LogReader,
     Record,
@@ -82,7 +83,7 @@ class _Reader:
             return [*records, *self._finish_pieces()]
         if len(self._pieces) >= _WRAPPED:
             return [*records, *self._finish_pieces()]
-        return records or None  # a wrapped line counts once, when it is whole
+        return records or PART
 
     def finish(self) -> Sequence[Record]:
         return self._finish_pieces()

@@ -13,7 +13,8 @@ from mindtune.policies.signals import Observation
 if TYPE_CHECKING:
     from mindtune.controller.records.log_readers.fields import Names
 
-__all__ = ["CUT", "ENDS", "INTEGER", "NUMBER", "VALUE", "LogFormat", "LogReader", "Record",
+__all__ = ["CUT", "ENDS", "INTEGER", "NUMBER", "PART", "VALUE", "LogFormat", "LogReader",
+           "Record",
            "StepCounter", "changed", "flag", "is_whole", "number", "observed",
            "whole"]  # fmt: skip
 
@@ -42,6 +43,10 @@ class Record(NamedTuple):
     observation: Observation
     elapsed_s: float | None = None
     """Seconds since its process started, where the log says so: tells a restart."""
+
+
+PART: Sequence[Record] = []
+"""What a reader returns, this very object, for a part of a wrapped line: the whole counts once."""
 
 
 class LogReader(Protocol):

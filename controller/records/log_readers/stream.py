@@ -11,7 +11,7 @@ from mindtune.controller.records.log_readers.detect import Detection
 from mindtune.controller.records.log_readers.fields import Names
 from mindtune.controller.records.log_readers.lines import read_lines, timestamp
 from mindtune.controller.records.log_readers.merge import TimedRecord, merge_records
-from mindtune.controller.records.log_readers.reader import CUT, LogFormat
+from mindtune.controller.records.log_readers.reader import CUT, PART, LogFormat
 from mindtune.controller.records.log_readers.wrapping import unwrap
 from mindtune.policies.signals import Observation
 
@@ -101,6 +101,8 @@ class LogStream:
                         and _SPEAKS.search(text, 0, _LOOKED_AT)
                     ):
                         self._miss(text)
+                    continue
+                if records is PART:
                     continue
                 self._open_end = is_open
                 self.records += 1 if self.format.by_line else len(records)
