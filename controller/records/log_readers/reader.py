@@ -13,8 +13,7 @@ from mindtune.policies.signals import Observation
 if TYPE_CHECKING:
     from mindtune.controller.records.log_readers.fields import Names
 
-__all__ = ["CUT", "ENDS", "INTEGER", "NUMBER", "PART", "VALUE", "LogFormat", "LogReader",
-           "Record",
+__all__ = ["CUT", "ENDS", "INTEGER", "NUMBER", "PART", "VALUE", "LogFormat", "LogReader", "Record",
            "StepCounter", "changed", "flag", "is_whole", "number", "observed",
            "whole"]  # fmt: skip
 
