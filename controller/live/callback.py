@@ -194,8 +194,20 @@ class TuneCallback(Callback):
         return self
 
     def on_train_begin(self, run_context: Any) -> None:
-        """Bind the training step and start watching."""
+        """Bind the training step and start watching.
+
+        Raises:
+            ConfigError: There is another `TuneCallback` in the list.
+        """
         params = run_context.original_args()
+        ours = [
+            each for each in params.get("list_callback") or () if isinstance(each, TuneCallback)
+        ]
+        if len(ours) > 1:
+            raise ConfigError(
+                f"callbacks must hold one TuneCallback, but hold {len(ours)}: two would count "
+                "each step twice and turn the same knobs; leave one out."
+            )
         self._calls = params.cur_step_num
         self.gave_up = False
         self._session, self._folder = open_session(

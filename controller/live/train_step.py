@@ -124,10 +124,11 @@ class TrainStep(UpdateStep):
         return summed[0], summed[1:]
 
     def construct(self, *_batch: Any) -> Any:
-        """Refuse to be compiled into a loop of MindSpore's."""
+        """Refuse to be compiled into a loop or a step of MindSpore's."""
         raise RuntimeError(
             "TrainStep dispatches every micro-batch on the host and cannot be compiled into a "
-            "graph of MindSpore's; train with dataset_sink_mode=False."
+            "graph of MindSpore's: give it to Model alone, without loss_fn and optimizer, and "
+            "train with dataset_sink_mode=False."
         )
 
 

@@ -71,6 +71,11 @@ class UpdateStep(nn.Cell):
         layout: ParallelLayout | None = None,
         num_sharded_parameters: int | None = None,
     ) -> None:
+        if not isinstance(optimizer, nn.Cell) or not hasattr(optimizer, "parameters"):
+            raise ConfigError(
+                "optimizer must be an optimizer of MindSpore, such as "
+                f"nn.Adam(network.trainable_params()), but got a {type(optimizer).__name__}."
+            )
         super().__init__(auto_prefix=False)
         self.layout = layout or layout_from_context()
         self.compression = parse_compression(compression)

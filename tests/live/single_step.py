@@ -15,6 +15,7 @@ from mindspore.train import LossMonitor, Model
 from mindspore.train.callback import Callback
 from step_toys import FEATURES, Net, arrays, batch, poisoned, state
 
+from mindtune.controller import TuneCallback
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.packed import NUM_HOST_SIGNALS
 from mindtune.controller.live.ranks import JobRank
@@ -591,6 +592,7 @@ def refusals():
     net = Net()
     optimizer = FORMS["float"](net)
     step = TrainStep(net, optimizer)
+    tune, data = TuneCallback({"out_dir": None}), ds.NumpySlicesDataset([[0.0]]).batch(1)
     wrong = [
         lambda: step.set_num_microbatches(0),
         lambda: step.set_num_microbatches(1.5),
@@ -606,6 +608,9 @@ def refusals():
         lambda: UpdateStep(optimizer).set_micro_batch_split(2),
         lambda: TrainStep(net, optimizer, compression="float16"),
         lambda: TrainStep(net, optimizer, compression="int8"),
+        lambda: TrainStep(optimizer, net),
+        lambda: TrainStep(net, 1e-3),
+        lambda: Model(step).train(1, data, callbacks=[tune, tune], dataset_sink_mode=False),
     ]
     return [refusal(call) for call in wrong]
 

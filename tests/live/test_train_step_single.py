@@ -260,6 +260,9 @@ def test_wrong_values_are_refused_with_rule_and_value(seen):
         ("micro_batch_split", "got 2"),
         ("gradient_compression", "float16"),
         ("gradient_compression", "int8"),
+        ("optimizer must be", "got a Net"),
+        ("optimizer must be", "got a float"),
+        ("one TuneCallback", "hold 2"),
     ]
     assert len(seen["refusals"]) == len(expected)
     for message, (rule, value) in zip(seen["refusals"], expected, strict=True):
