@@ -16,10 +16,12 @@ from pydantic import ValidationError
 from mindtune.controller.contract import TrialPlan, TrialRecord, TrialResult, write_json
 from mindtune.controller.trials.measure import Launch
 from mindtune.controller.trials.outcome import TrialOutcome
+from mindtune.controller.trials.summary import Measurement
+from mindtune.search.attributes import MEMORY, REASON, STEP_TIME, WALL
 from mindtune.search.errors import SearchError
 from mindtune.search.scoring import MeasuredTrial
 
-__all__ = ["LAUNCH", "keep_files", "launch_of", "to_attribute"]
+__all__ = ["LAUNCH", "keep_files", "launch_of", "to_attribute", "trial_attributes"]
 
 LAUNCH = "launch"
 """User attribute of a trial: its trial.json and result.json, and what its value is made of."""
@@ -37,6 +39,22 @@ def to_attribute(launch: Launch) -> dict[str, Any]:
         "result": None if result is None else result.to_plain(),
         "measured": None if measured is None else asdict(measured),
     }
+
+
+def trial_attributes(launch: Launch, measurement: Measurement) -> dict[str, Any]:
+    """Return all that is kept with a trial, `LAUNCH` and what the search learns from it."""
+    # What ended above the memory limit was measured to its end as well.
+    is_whole = measurement.outcome in ("ok", "infeasible")
+    entries = {
+        MEMORY: measurement.peak_memory_bytes if is_whole else None,
+        STEP_TIME: measurement.step_time_s if is_whole else None,
+        REASON: measurement.message or None,
+        WALL: measurement.wall_s,
+        "mfu": measurement.mfu,
+        "stability": measurement.stability,
+        LAUNCH: to_attribute(launch),
+    }
+    return {name: value for name, value in entries.items() if value is not None}
 
 
 def launch_of(

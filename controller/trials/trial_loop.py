@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.budget import UNMEASURED, span_s
@@ -30,10 +30,15 @@ from mindtune.controller.trials.progress import (
     TrialProgress,
     TrialStarted,
 )
-from mindtune.controller.trials.shared_launch import LAUNCH, keep_files, launch_of, to_attribute
+from mindtune.controller.trials.shared_launch import (
+    LAUNCH,
+    keep_files,
+    launch_of,
+    trial_attributes,
+)
 from mindtune.controller.trials.study_state import StudyState
 from mindtune.controller.trials.summary import Measurement
-from mindtune.search.attributes import CONFIG, MEMORY, OUTCOME, REASON, RETRY_OF, STEP_TIME, WALL
+from mindtune.search.attributes import CONFIG, OUTCOME, RETRY_OF
 from mindtune.search.knobs import Config, differences
 
 if TYPE_CHECKING:
@@ -118,7 +123,8 @@ class TrialLoop:
                 self.proposer.stopped = "the time budget is used up"
                 return
             elapsed = self._elapsed_s() + self._reserve()
-            # Asked before: a trial that ends in between may have come back to the queue.
+            # Asked before and after: a trial that ends in between may have come back to the queue,
+            # one that waited there may have begun.
             is_alone = not self._runs_elsewhere()
             proposal = self.proposer.ask(elapsed_s=elapsed, alone=self._needs_reference())
             if proposal is not None:
@@ -131,7 +137,8 @@ class TrialLoop:
             if is_late and not study.user_attrs.get(OVER):
                 # For those that would go on; one of them may have begun a trial just now.
                 study.set_user_attr(OVER, self.proposer.stopped)
-            elif is_alone and not self.proposer.must_wait:
+            elif is_alone and not self.proposer.must_wait and not self._runs_elsewhere():
+                self._sync()
                 return
             self.crew.wait()
 
@@ -268,7 +275,7 @@ class TrialLoop:
         if outcome == "infeasible":
             # Above the limit is as bad as out of memory, and says the same of larger configs.
             outcome = "oom"
-        attributes = {**_attributes(measurement), LAUNCH: to_attribute(launch)}
+        attributes = trial_attributes(launch, measurement)
         pareto = self.state.setup.study.score.pareto
         objectives = measurement.speed_and_stability() if pareto else None
         value = measurement.value
@@ -383,17 +390,3 @@ class TrialLoop:
     def _reserve(self) -> float:
         """Return the seconds of the time budget that are kept free."""
         return 0.0
-
-
-def _attributes(measurement: Measurement) -> dict[str, Any]:
-    # What ended above the memory limit was measured to its end as well.
-    is_whole = measurement.outcome in ("ok", "infeasible")
-    entries = {
-        MEMORY: measurement.peak_memory_bytes if is_whole else None,
-        STEP_TIME: measurement.step_time_s if is_whole else None,
-        REASON: measurement.message or None,
-        WALL: measurement.wall_s,
-        "mfu": measurement.mfu,
-        "stability": measurement.stability,
-    }
-    return {name: value for name, value in entries.items() if value is not None}

@@ -22,7 +22,7 @@ from mindtune.controller.trials.storage import open_storage, storage_address
 from mindtune.controller.trials.study_opening import SearchPlan
 from mindtune.controller.trials.study_runner import run_study
 from mindtune.controller.trials.study_setup import load_study
-from mindtune.controller.trials.trial_loop import OVER
+from mindtune.controller.trials.trial_loop import OVER, TrialLoop
 from mindtune.controller.trials.worker_runner import run_worker
 from mindtune.search.attributes import OUTCOME, RETRY_OF, WORKER
 
@@ -94,6 +94,23 @@ def test_search_with_local_workers_survives_the_kill_of_one(tiny, wait_for):
     launches = len(tiny.log())
     assert run_study(tiny.study_file, tiny.out).summary == summary
     assert len(tiny.log()) == launches
+
+
+def test_what_others_end_between_the_last_looks_is_taken_over(tiny, monkeypatch, tmp_path):
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    tiny.write(trial={"repeats": 1}, study={"trials": 3})
+    before = run_study(tiny.study_file, tiny.out, storage=url).summary
+    look, looks = TrialLoop._sync, []
+
+    def see_it_late(loop, **options):
+        looks.append(options)
+        if len(looks) > 2:  # at the start, and before it is asked whether anything runs
+            look(loop, **options)
+
+    monkeypatch.setattr(TrialLoop, "_sync", see_it_late)
+    after = run_study(tiny.study_file, tmp_path / "elsewhere", storage=url).summary
+    assert [trial.number for trial in after.trials] == [trial.number for trial in before.trials]
+    assert len(after.trials) == 3
 
 
 def test_workers_end_with_their_search_and_the_study_goes_on_later(tiny, wait_for):
