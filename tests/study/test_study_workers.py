@@ -286,7 +286,7 @@ class Clock:
 
 def test_a_worker_of_a_study_that_is_over_waits_for_the_search_to_go_on(tiny, monkeypatch):
     tiny.write(study={"trials": 3})
-    setup, address = load_study(tiny.study_file), storage_address("sqlite:///a.db", tiny.folder)
+    setup, address = load_study(tiny.study_file), storage_address(None, tiny.folder)
     study = optuna.create_study(storage=open_storage(address), study_name="tiny")
     plan = {"schema": 1, "parts": {}, "trials": 2, "hardware": "", "peak_flops": None}
     study.set_user_attr(SearchPlan.FILE, json.dumps(plan))
