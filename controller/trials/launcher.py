@@ -44,6 +44,8 @@ _STARTUP_FAILURES = (
 )
 """What MindSpore's scheduler logs when the ranks did not find together: a machine too busy, or a
 port that was taken in the meantime."""
+_MEETING_GIVEN_UP = "Failed to initialize distributed job cluster"
+"""What a rank says that has waited for the others in vain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +181,7 @@ def launch(
 
     supervised, reason = start(startup_deadline_s)
     remaining_s = startup_deadline_s - supervised.wall_s
-    if remaining_s <= 0 or not _failed_to_meet(supervised, rank_dir / "scheduler.log"):
+    if remaining_s <= 0 or not _failed_to_meet(supervised, rank_dir):
         return _report(spec, supervised, reason, attempts=1)
     first_dir = rank_dir.rename(trial_dir / "ranks.attempt1")
     for path in trial_dir.glob("result*.json"):
@@ -226,17 +228,22 @@ def _clear(trial_dir: Path, patterns: Sequence[str]) -> None:
                 path.unlink()
 
 
-def _failed_to_meet(supervised: SupervisorReport, scheduler_log: Path) -> bool:
+def _failed_to_meet(supervised: SupervisorReport, rank_dir: Path) -> bool:
     """Tell whether the ranks did not find together though none of them had failed.
 
-    A rank that dies makes the scheduler log the same lines, so the scheduler must have been the
-    first to end.
+    A rank that dies makes the scheduler log the same lines, and then the others, so the first to
+    end must have been the scheduler, or a rank that gave up waiting as the scheduler did.
     """
     own_exits = [name for name in supervised.own_exits if name != "command"]
-    if own_exits[:1] != ["scheduler"] or (scheduler_log.parent.parent / "signals.csv").exists():
+    if not own_exits or (rank_dir.parent / "signals.csv").exists():
         return False
-    log = read_tail(scheduler_log)
-    return supervised.exit_codes["scheduler"] != 0 and any(
+    first = own_exits[0]
+    if first != "scheduler":
+        own_log = rank_dir / f"worker_{first.removeprefix('rank')}.log"
+        if _MEETING_GIVEN_UP not in read_tail(own_log):
+            return False
+    log = read_tail(rank_dir / "scheduler.log")
+    return supervised.exit_codes.get("scheduler") != 0 and any(
         line in log for line in _STARTUP_FAILURES
     )
 

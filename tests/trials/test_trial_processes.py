@@ -14,11 +14,11 @@ from types import SimpleNamespace
 import pytest
 
 from mindtune.controller.contract import TrialRecord, read_document
-from mindtune.controller.trials import supervisor
+from mindtune.controller.trials import launcher, supervisor
 from mindtune.controller.trials.launcher import launch
 from mindtune.controller.trials.outcome import judge
 from mindtune.controller.trials.process_tree import descendants, marked
-from mindtune.controller.trials.protocol import SupervisorSpec
+from mindtune.controller.trials.protocol import SupervisorReport, SupervisorSpec
 from mindtune.controller.trials.supervisor import _Supervision
 
 CHILDREN = """
@@ -188,7 +188,7 @@ def test_a_command_may_clean_up_within_the_grace(program):
 
 PARENT = """
 import pathlib, sys
-from mindtune.controller.trials import supervisor
+from mindtune.controller.trials import launcher, supervisor
 from mindtune.controller.trials.launcher import launch
 try:
     launch([sys.executable, sys.argv[1]], trial_dir=pathlib.Path(sys.argv[2]),
@@ -358,3 +358,31 @@ def test_descendants_do_not_hold_the_process_itself():
         child.kill()
         child.wait()
     assert child.pid not in {process.pid for process in descendants(os.getpid())}
+
+
+GIVEN_UP = "RuntimeError: Failed to initialize distributed job cluster because some processes ..."
+NO_NETWORK = "[ERROR] DISTRIBUTED(7): Building networking for MS_SCHED failed."
+
+
+@pytest.mark.parametrize(
+    ("ended", "rank_log", "scheduler_log", "again"),
+    [
+        (("scheduler", "rank1"), GIVEN_UP, NO_NETWORK, True),
+        (("rank1", "scheduler"), GIVEN_UP, NO_NETWORK, True),  # all wait equally long
+        (("rank1",), "ValueError: on purpose", NO_NETWORK, False),  # the others wait for it
+        (("rank1", "scheduler"), GIVEN_UP, "", False),
+        ((), "", NO_NETWORK, False),
+    ],
+)
+def test_ranks_that_did_not_meet_are_told_from_one_that_died(
+    tmp_path, ended, rank_log, scheduler_log, again
+):
+    ranks = tmp_path / "ranks"
+    ranks.mkdir()
+    (ranks / "worker_1.log").write_text(rank_log)
+    (ranks / "scheduler.log").write_text(scheduler_log)
+    codes = {"command": None, "rank0": None, "rank1": 1, "scheduler": 1}
+    ending = SupervisorReport(ended_by="rank_failed", exit_codes=codes, own_exits=ended)
+    assert launcher._failed_to_meet(ending, ranks) is again
+    (tmp_path / "signals.csv").touch()
+    assert not launcher._failed_to_meet(ending, ranks), "they had met before"
