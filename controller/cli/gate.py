@@ -11,6 +11,7 @@ from rich.table import Table
 from mindtune.controller.cli.compare import told_conditions, told_names
 from mindtune.controller.cli.console import out as console_out
 from mindtune.controller.cli.console import print_json
+from mindtune.controller.cli.log_options import FormatOption, MapOption, StudyOption
 
 __all__ = ["gate"]
 
@@ -27,16 +28,9 @@ def gate(
     rules: Annotated[
         Path | None, typer.Option(help="gate.yaml; default: the built-in rules.")
     ] = None,
-    study: Annotated[
-        Path | None,
-        typer.Option(help="Study file that names model and cluster, where a log does not."),
-    ] = None,
-    format: Annotated[  # noqa: A002 - the option's name
-        str, typer.Option(help="Name of a log reader; auto: found by its lines.")
-    ] = "auto",
-    map: Annotated[  # noqa: A002 - the option's name
-        str | None, typer.Option(help="What a log calls the signals, as for `replay`.")
-    ] = None,
+    study: StudyOption = None,
+    format: FormatOption = "auto",  # noqa: A002 - the option's name
+    map: MapOption = None,  # noqa: A002 - the option's name
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write a JUnit file.")] = None,
 ) -> int:

@@ -7,13 +7,12 @@ its own.
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
 
-from mindtune.controller.contract import DecisionRecord, parse, refuse_pipe
-from mindtune.controller.errors import ConfigError
+from mindtune.controller.contract import DecisionRecord
 from mindtune.controller.records.append_file import open_append
+from mindtune.controller.records.json_log import read_json_log
 
 __all__ = ["DecisionWriter", "merge_decisions", "read_decisions"]
 
@@ -51,20 +50,7 @@ def read_decisions(path: Path) -> list[DecisionRecord]:
     Raises:
         ConfigError: a whole line is no decision record.
     """
-    refuse_pipe(path)
-    records = []
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.endswith("\n"):
-                    break
-                if line.strip():
-                    records.append(_record(line, source=f"{path}, line {number}"))
-    except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} must be a readable text file, but: {error}.") from None
-    return merge_decisions(records)
+    return merge_decisions(read_json_log(path, DecisionRecord))
 
 
 def merge_decisions(records: list[DecisionRecord]) -> list[DecisionRecord]:
@@ -80,13 +66,3 @@ def merge_decisions(records: list[DecisionRecord]) -> list[DecisionRecord]:
         )
         merged[key] = record
     return list(merged.values())
-
-
-def _record(line: str, *, source: str) -> DecisionRecord:
-    try:
-        content = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{source} must be JSON, but: {error.msg}.") from None
-    except (ValueError, RecursionError) as error:  # an endless number, or brackets without end
-        raise ConfigError(f"{source} must be JSON, but: {error}.") from None
-    return parse(DecisionRecord, content, source=source)

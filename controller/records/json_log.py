@@ -41,6 +41,8 @@ def read_json_log(path: Path, model: type[ModelT]) -> list[ModelT]:
 def _record(line: str, model: type[ModelT], *, source: str) -> ModelT:
     try:
         content = json.loads(line)
-    except (ValueError, RecursionError) as error:  # brackets without end, an endless number
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{source} must be JSON, but: {error.msg}.") from None
+    except (ValueError, RecursionError) as error:  # an endless number, or brackets without end
         raise ConfigError(f"{source} must be JSON, but: {error}.") from None
     return parse(model, content, source=source)

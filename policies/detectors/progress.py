@@ -164,24 +164,12 @@ def _drift(
     ):
         return ()
     grave = lost or rise >= _GRAVE * needed
-    return (
-        Finding(
-            step=observation.step,
-            last_step=observation.step,
-            kind=FindingKind.DIVERGENCE,
-            severity=Severity.CRITICAL if grave else Severity.WARNING,
-            message=f"the loss drifts upwards, from {first:.4g} to {last:.4g} in "
-            f"{_CLIMB * _BLOCK} steps, and has left the range of the steps before.",
-            evidence={
-                "cold_start": 0,
-                "pattern": "drift",
-                "loss": last,
-                "median": first,
-                "threshold": thresholds.drift,
-                "window": _CLIMB * _BLOCK,
-            },
-        ),
+    window = _CLIMB * _BLOCK
+    message = (
+        f"the loss drifts upwards, from {first:.4g} to {last:.4g} in {window} steps, and has left "
+        "the range of the steps before."
     )
+    return _rise(observation, "drift", message, (first, last), thresholds.drift, window, grave)
 
 
 def _ascent(
@@ -203,21 +191,38 @@ def _ascent(
     ):
         return ()
     steps = _BLOCKS_OF_ASCENT * _BLOCK
+    message = (
+        f"the loss goes up from its lowest level, from {first:.4g} to {last:.4g} in {steps} "
+        "losses."
+    )
+    return _rise(observation, "ascent", message, (first, last), _ASCENT, steps, lost)
+
+
+def _rise(
+    observation: Observation,
+    pattern: str,
+    message: str,
+    levels: tuple[float, float],
+    threshold: float,
+    window: int,
+    grave: bool,
+) -> tuple[Finding, ...]:
+    """Return the finding of a loss that rises from the first of two levels to the second."""
+    first, last = levels
     return (
         Finding(
             step=observation.step,
             last_step=observation.step,
             kind=FindingKind.DIVERGENCE,
-            severity=Severity.CRITICAL if lost else Severity.WARNING,
-            message=f"the loss goes up from its lowest level, from {first:.4g} to {last:.4g} in "
-            f"{steps} losses.",
+            severity=Severity.CRITICAL if grave else Severity.WARNING,
+            message=message,
             evidence={
                 "cold_start": 0,
-                "pattern": "ascent",
+                "pattern": pattern,
                 "loss": last,
                 "median": first,
-                "threshold": _ASCENT,
-                "window": steps,
+                "threshold": threshold,
+                "window": window,
             },
         ),
     )
@@ -244,24 +249,11 @@ def _creep(
         return ()
     grave = rise >= _GRAVE * needed
     steps = _GROUP * _GROUPS * _BLOCK
-    return (
-        Finding(
-            step=observation.step,
-            last_step=observation.step,
-            kind=FindingKind.DIVERGENCE,
-            severity=Severity.CRITICAL if grave else Severity.WARNING,
-            message=f"the loss creeps upwards, from {first:.4g} to {last:.4g} in {steps} losses, "
-            "nearly without a break.",
-            evidence={
-                "cold_start": 0,
-                "pattern": "creep",
-                "loss": last,
-                "median": first,
-                "threshold": _CREEP,
-                "window": steps,
-            },
-        ),
+    message = (
+        f"the loss creeps upwards, from {first:.4g} to {last:.4g} in {steps} losses, nearly "
+        "without a break."
     )
+    return _rise(observation, "creep", message, (first, last), _CREEP, steps, grave)
 
 
 def _fall(medians: tuple[float, ...], sigma: float) -> tuple[float, float]:
