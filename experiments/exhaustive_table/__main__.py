@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 from mindtune.controller.errors import ConfigError
-from mindtune.experiments.exhaustive_table.recorder import Progress, open_recorder
+from mindtune.controller.trials.study_setup import load_study
+from mindtune.experiments.exhaustive_table.problem import load_table
+from mindtune.experiments.exhaustive_table.recorder import TABLE, Progress, open_recorder
 from mindtune.experiments.exhaustive_table.rows import MOST_OTHER_WORK
+from mindtune.experiments.exhaustive_table.summary import summary
 from mindtune.search.errors import SearchError
 from mindtune.search.knobs import describe
 
@@ -48,8 +51,16 @@ def main(arguments: list[str] | None = None) -> int:
         help="share of the machine above which a measurement does not count",
     )  # fmt: skip
     parser.add_argument("--measure-steps", type=int, help="of a trial; default: the study file's")
+    parser.add_argument(
+        "--summary", action="store_true", help="measure nothing, say what a whole table says"
+    )
     options = parser.parse_args(arguments)
     try:
+        if options.summary:
+            setup = load_study(options.study)
+            table = load_table(options.study, options.out / TABLE)
+            print(summary(table, table.space.named(setup.base)), end="")
+            return 0
         recorder = open_recorder(
             options.study, options.out, leaders=options.leaders, repeats=options.repeats,
             most_other_work=options.most_other_work, measure_steps=options.measure_steps,
