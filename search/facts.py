@@ -43,6 +43,11 @@ class Cluster:
             )
 
     @property
+    def is_host(self) -> bool:
+        """Whether the devices are a host's own cores."""
+        return self.device.lower() == "cpu"
+
+    @property
     def node_size(self) -> int:
         """Devices of one node."""
         return self.devices_per_node or self.num_devices

@@ -187,7 +187,7 @@ def _exchange_needs_data_parallel(config: Config, _cost: CostModel) -> str | Non
 
 
 def _offload_needs_device(config: Config, cost: CostModel) -> str | None:
-    if not config["optimizer_offload"] or cost.facts.cluster.device.lower() != "cpu":
+    if not config["optimizer_offload"] or not cost.facts.cluster.is_host:
         return None
     return "optimizer_offload = true has no effect on device cpu: its memory is the host's"
 

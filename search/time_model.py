@@ -6,6 +6,9 @@ m + (p - 1) / v rounds (Narayanan et al., arXiv 2104.04473, section 2.2). Within
 launches kernels while the device computes, so the slower of the two decides; gradients' exchange
 and the optimizer come after.
 
+A host is no device: its ranks share its cores, its memory is far faster for what it computes, and
+half precision is slower there, not faster.
+
 Sources: ring exchanges send 2 (n - 1) / n of the data per rank (Patarasuk and Yuan, 2009), over
 as many links between nodes as the group has ranks in a node (NCCL builds a ring per link); tensor
 parallel layers exchange their output twice forward and twice backward, and twice more where they
@@ -31,6 +34,12 @@ __all__ = ["DEVICE", "HOST", "OVERLAP_POWER", "TimeParts", "TimeRates", "time_pa
 _FLOPS_PER_BYTE = 200.0
 """FLOPs that a device computes while its memory moves a byte: 140 (V100) to 300 (H100) by the
 vendors' sheets, 196 for Ascend 910B."""
+_HOST_FLOPS_PER_BYTE = 7.0
+"""The same of a host's cores: two of an AMD EPYC compute 150 GFLOP/s and copy 21 GB/s
+(`mindtune doctor --measure`)."""
+_HOST_HALF = 1.6
+"""Times longer that a host trains in half precision, which its cores do not compute in: 65 pairs
+of configs that differ in nothing else (experiments/exhaustive_table)."""
 _OPTIMIZER_TRAFFIC = 32.0
 """Bytes that an Adam step reads and writes per parameter: four float32 tensors, both ways."""
 _COMPRESSION_TRAFFIC = {"float16": 12.0, "topk": 48.0}
@@ -111,7 +120,8 @@ class TimeParts(NamedTuple):
     step: float
     """20 ms for everything that happens once."""
     work: float
-    """FLOPs on the critical path of one rank, bubble included: known without any peak."""
+    """FLOPs on the critical path of one rank, bubble included: known without any peak. On a host
+    those in the time of which a device's share of its cores would compute as many in float32."""
 
     @property
     def amounts(self) -> tuple[float, ...] | None:
@@ -176,7 +186,16 @@ class _Step:
         self._rounds = micro_batches + (self._stages - 1) / self._chunks
         size = layout.micro_batch_size(config) * model.seq_length
         self._tokens = size / self._context
-        self._element = 2 if layout.precision(config, facts) != "float32" else 4
+        is_half = layout.precision(config, facts) != "float32"
+        self._element = 2 if is_half else 4
+        self._speed, self._memory_speed = 1.0, 1.0 / _FLOPS_PER_BYTE
+        if facts.cluster.is_host:
+            # Its ranks share the cores: where a config has few of them, each has more.
+            ranks = self._tensor * self._context * self._stages * self._replicas
+            node_size = facts.cluster.node_size
+            cores = node_size / min(ranks, node_size)
+            self._speed = cores / (_HOST_HALF if is_half else 1.0)
+            self._memory_speed = cores / _HOST_FLOPS_PER_BYTE
         self._activation = self._tokens * model.hidden_size * self._element
         # Launches, exchanges and traffic are the mean stage's: published tables fit better with it
         # than with the fullest one (model_accuracy), whose FLOPs set the pace.
@@ -186,8 +205,9 @@ class _Step:
 
     def parts(self) -> TimeParts:
         model, rounds, tensor, layers = self._model, self._rounds, self._tensor, self._layers
-        peak = self._cluster.peak_flops
-        memory = None if peak is None else peak / _FLOPS_PER_BYTE
+        stated = self._cluster.peak_flops
+        peak = None if stated is None else stated * self._speed
+        memory = None if stated is None else stated * self._memory_speed
         near_gradients, far_gradients = self._gradients()
         # Six exchanges with recomputation, four without.
         exchanges = (4 * layers + 2 * self._repeated) * 2 * (tensor - 1) / tensor
@@ -219,7 +239,7 @@ class _Step:
             far_gradients=far_gradients,
             optimizer=_seconds(self._update_traffic(), memory),
             step=0.02,
-            work=flops + attention,
+            work=(flops + attention) / self._speed,
         )
 
     def _busiest_stage(

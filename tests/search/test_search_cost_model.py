@@ -560,3 +560,53 @@ def test_parts_that_are_remembered_are_those_of_the_config_asked():
     for config in map(space.complete, space.configs()):
         assert shared.stage_parts(config) == stage_memory(config, facts)
         assert shared.time_parts(config) == time_parts(config, facts)
+
+
+def host_and_devices(**changes):
+    """Return the facts of four ranks' worth of a host, and of four devices of the same speed."""
+    host = Cluster(
+        num_devices=4, device="cpu", peak_flops=1e11, intra_node_bandwidth=1e9, allow_idle=True,
+        **changes,
+    )  # fmt: skip
+    devices = dataclasses.replace(host, device="npu")
+    return [dataclasses.replace(FACTS, cluster=one) for one in (host, devices)]
+
+
+def test_fewer_ranks_of_a_host_have_more_of_its_cores():
+    host, devices = host_and_devices()
+    for degrees, cores in (({}, 4), ({"data_parallel": 2}, 2), ({"model_parallel": 4}, 1)):
+        config = complete(precision="float32", **degrees)
+        own, theirs = time_parts(config, host), time_parts(config, devices)
+        assert own.compute == pytest.approx(theirs.compute / cores)
+        assert own.attention == pytest.approx(theirs.attention / cores)
+        assert own.work == pytest.approx(theirs.work / cores)
+        # The order of configs must not need a peak.
+        no_peak = dataclasses.replace(host, cluster=Cluster(num_devices=4, device="cpu"))
+        assert time_parts(config, no_peak).work == own.work
+    # Two nodes of two: the ranks of a node share it.
+    nodes, _ = host_and_devices(devices_per_node=2)
+    assert time_parts(complete(precision="float32"), nodes).compute == pytest.approx(
+        time_parts(complete(precision="float32"), devices).compute / 2
+    )
+
+
+def test_half_precision_is_slower_on_a_host_and_no_reason_to_choose_it():
+    host, devices = host_and_devices()
+    for knobs in ({}, {"data_parallel": 4}, {"recompute": "full", "micro_batch_size": 4}):
+        whole = complete(precision="float32", **knobs)
+        half = complete(precision="float16", **knobs)
+        cost = CostModel(host)
+        assert cost.step_time_s(half) > cost.step_time_s(whole)
+        assert cost.time_parts(half).work == pytest.approx(1.6 * cost.time_parts(whole).work)
+        cost = CostModel(devices)
+        assert cost.step_time_s(half) < cost.step_time_s(whole)
+        assert cost.time_parts(half).work == cost.time_parts(whole).work
+
+
+def test_memory_is_no_bottleneck_of_a_host():
+    host, devices = host_and_devices()
+    config = complete(precision="float32", data_parallel=4)
+    own, theirs = time_parts(config, host), time_parts(config, devices)
+    assert own.traffic == pytest.approx(theirs.traffic * 7 / 200)
+    assert own.optimizer == pytest.approx(theirs.optimizer * 7 / 200)
+    assert (own.near_gradients, own.launch) == (theirs.near_gradients, theirs.launch)

@@ -43,7 +43,7 @@ BASE = {
 
 def make_report(spec=None, base=None, model=MODEL):
     facts = StudyFacts(
-        cluster=Cluster(num_devices=2, allow_idle=True),
+        cluster=Cluster(num_devices=2, device="npu", allow_idle=True),
         training=Training(global_batch_size=16),
         model=model,
     )
