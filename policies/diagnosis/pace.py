@@ -67,7 +67,7 @@ def _communication(case: Case, clues: Clues) -> None:
         text = f"{exchanged:.0%} of the time of {case.context.profiled} went into exchange"
         overlap = case.context.communication_overlap
         if overlap is not None:
-            text += f", {overlap:.0%} of it beside other work"
+            text = f"{text}, {overlap:.0%} of it beside other work"
         open_share = exchanged * (1.0 - (overlap or 0.0))
         if open_share >= _EXCHANGE:
             clues.speaks(text, STRONG)
@@ -145,10 +145,8 @@ def _machine(case: Case, clues: Clues) -> None:
     if found is None or not found.number("lasts"):
         return
     ratio = case.ratio("step_time_s")
-    clues.speaks(
-        f"from step {found.step} on {found.message} The change is sudden and lasts"
-        + ("" if ratio is None else f", at {ratio:.2g} times the usual time")
-    )
+    text = f"from step {found.step} on {found.message} The change is sudden and lasts"
+    clues.speaks(text if ratio is None else f"{text}, at {ratio:.2g} times the usual time")
     if case.history.measured("device_utilization"):
         return
     clues.lacks("device_utilization, clocks and step times of each rank")

@@ -13,7 +13,10 @@ from mindtune.controller.reports.page import Quoted
 from mindtune.controller.reports.recorded import retold
 
 ROOT = Path(__file__).parents[2]
-BOOK = yaml.safe_load((Path(recorded.__file__).parent / "recorded_zh.yaml").read_text("utf-8"))
+BOOKS = [
+    yaml.safe_load((Path(recorded.__file__).parent / name).read_text("utf-8"))
+    for name in ("recorded_zh.yaml", "diagnosis_zh.yaml")
+]
 ZH = Words("zh")
 
 
@@ -26,7 +29,7 @@ ZH = Words("zh")
          "梯度范数 42.1 高出其中位数 0.93 达 17.3 个稳健标准差（上限 8），连续 3 次，64 步中 3 次。"),
         # A sentence within another one, without its full stop.
         ("in the first steps the loss rose from 3.7 to 3.8 (return): the learning rate is too high.: back to the last healthy state, past the data since then",
-         "最初几步损失从 3.7 升到 3.8（return）：学习率过高：回退到最近的健康状态，并跳过其后的数据"),
+         "最初几步损失从 3.7 升到 3.8（回升）：学习率过高：回退到最近的健康状态，并跳过其后的数据"),
         ("undone: 9 of 16 steps overflowed since", "已撤销：此后 16 步中溢出 9 步"),
         ("the learning rate is 0", "学习率为 0"),
     ],
@@ -49,7 +52,7 @@ def test_what_others_wrote_is_quoted(text):
 def written():
     """Return all texts of the sources that write sentences, their gaps as {}."""
     texts = []
-    for folder in ("policies", "controller/metrics", "controller/live/faults"):
+    for folder in ("policies", "controller/metrics", "controller/live", "controller/replay"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.JoinedStr):
@@ -79,7 +82,10 @@ def test_every_sentence_of_the_book_is_one_that_can_be_written():
     """A message that was reworded is to be reworded in the book, too."""
     sources = written()
     stale = []
-    for english, chinese in [*BOOK["prefixes"], *BOOK["sentences"]]:
+    for english, chinese in (
+        *BOOKS[0]["prefixes"],
+        *(pair for book in BOOKS for pair in book["sentences"]),
+    ):
         gaps = set(re.findall("{(.)}", english))
         assert gaps == set(re.findall("{(.)}", chinese)), english
         parts = [part.strip(" ()") for part in re.split("{.}|[;:,.]", english)]
