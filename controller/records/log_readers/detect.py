@@ -9,7 +9,13 @@ from pathlib import Path
 from mindtune.controller.records.log_readers.fields import Names
 from mindtune.controller.records.log_readers.formats import READERS
 from mindtune.controller.records.log_readers.lines import read_lines
-from mindtune.controller.records.log_readers.reader import CUT, LogFormat, LogReader, Record
+from mindtune.controller.records.log_readers.reader import (
+    CUT,
+    LogFormat,
+    LogReader,
+    Part,
+    Record,
+)
 from mindtune.controller.records.log_readers.tensorboard import TENSORBOARD, is_event_file
 from mindtune.controller.records.log_readers.wrapping import unwrap
 
@@ -127,7 +133,7 @@ class _Rival:
 
     def take(self, records: Sequence[Record] | None) -> None:
         """Count what a line gave."""
-        if records is None:
+        if records is None or isinstance(records, Part):
             return
         self.records += len(records)
         self.losses += sum(record.observation.loss is not None for record in records)

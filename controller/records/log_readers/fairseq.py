@@ -2,7 +2,8 @@
 
 JSON with every number as text, or `loss=16.4, num_updates=1` in its plain style. `num_updates`
 counts updates that were made, so overflowing ones, which a note tells of, lie between two of them.
-Losses are in bits. Means over an epoch (`train`) are taken only where nothing else is told.
+Losses are in bits. Means over an epoch (`train`) are taken only where nothing else is told. A
+terminal may have wrapped JSON; the plain style has no end that would show it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from mindtune.controller.records.log_readers import fields
+from mindtune.controller.records.log_readers.pieces import Pieces
 from mindtune.controller.records.log_readers.reader import (
+    CUT,
     NUMBER,
+    PART,
     VALUE,
     LogFormat,
     LogReader,
@@ -29,6 +33,7 @@ from mindtune.policies.signals import Observation
 __all__ = ["FAIRSEQ"]
 
 _JSON = re.compile(r"\| *(train_inner|train|valid\w*|[\w-]*valid[\w-]*) *\| *(\{.*\})\s*$")
+_BEGINS = re.compile(r"\| *(?:train_inner|train|[\w-]*valid[\w-]*) *\| *\{")
 _PLAIN = re.compile(r"\bepoch \d+: +\d+ / \d+ ")
 _SUMMARY = re.compile(r"\| *(?:valid \| )?epoch \d+ \| (.*)")
 _PAIR = re.compile(rf"(?<![a-z_])([a-z_]+)[= ]({NUMBER})(?=,)")
@@ -45,8 +50,17 @@ class _Reader:
         self._updates: int | None = None
         self._overflows: list[float] = []
         self._told_inner = False
+        self._pieces = Pieces(_BEGINS, "}")
 
     def feed(self, line: str) -> Sequence[Record] | None:
+        if self._pieces.is_open and "|" in line and _BEGINS.search(line) is None:
+            self._pieces.drop()  # a line of its own: the writer of the record was killed
+        if self._pieces.is_open or ("{" in line and "}" not in line):
+            pieces = self._pieces.take(line)
+            if pieces is not None:
+                line = _joined(pieces)
+            elif self._pieces.is_open:
+                return PART
         if "|" not in line:
             return None
         note = _OVERFLOW.search(line) if "overflow" in line else None
@@ -116,6 +130,14 @@ class _Reader:
             tokens_per_s=rate or None,
             step_time_s=words / rate if words and rate and math.isfinite(rate) else None,
         )
+
+
+def _joined(pieces: list[str]) -> str:
+    """Return wrapped JSON as one line, in which what a break runs through cannot be read."""
+    text = pieces[0]
+    for piece in pieces[1:]:
+        text += (CUT if text.count('"') % 2 else " ") + piece
+    return text
 
 
 def _pairs(told: list[tuple[str, str]]) -> dict[str, str]:

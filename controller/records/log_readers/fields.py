@@ -17,8 +17,8 @@ from mindtune.controller.records.log_readers.reader import (
 )
 from mindtune.policies.signals import SIGNAL_NAMES, Observation
 
-__all__ = ["EPOCH_NAMES", "KNOWN", "SIGNALS", "STEP_NAMES", "Names", "collect", "is_signal",
-           "is_training", "make", "normal", "read_value"]  # fmt: skip
+__all__ = ["COUNTS", "EPOCH_NAMES", "KNOWN", "SIGNALS", "STEP_NAMES", "Names", "collect",
+           "is_signal", "is_training", "make", "normal", "read_value"]  # fmt: skip
 
 STEP_NAMES = ("step", "global_step", "current_steps", "num_updates", "iteration", "iter",
               "train_step", "opt_step", "steps", "update_step", "iterations", "train_global_step",
@@ -68,10 +68,11 @@ _RANK = {name: rank for names in SIGNALS.values() for rank, name in enumerate(na
 _MILLISECONDS = frozenset({"ms_step"})
 _TIMES = frozenset({"step_time_s", "data_time_s", "wall_time_s"})
 _RATIOS = frozenset({"mfu", "device_utilization"})
-_INTEGERS = frozenset({
+COUNTS = frozenset({
     "run", "global_batch_size", "micro_batch_size", "num_microbatches", "tokens", "straggler_rank",
     "device_memory_used_bytes", "device_memory_total_bytes", "memory_allocated_bytes",
 })  # fmt: skip
+"""Signals that are whole numbers."""
 _NO_NUMBER = frozenset({"step", "phase"})
 _TRAINING = ("loss", "grad_norm", "step_time_s", "overflow", "loss_scale", "learning_rate",
              "update_skipped")  # fmt: skip
@@ -189,6 +190,11 @@ class Names:
             or any(name in signals for name in self.mapped)
         )
 
+    def meaning(self, name: str) -> tuple[str, float] | None:
+        """Return which signal a name stands for, and the factor of its values to our unit."""
+        known = self._known(name)
+        return None if known is None else (known.signal, known.factor)
+
     def is_signal(self, name: str) -> bool:
         """Tell whether a name in the tables' spelling stands for a signal."""
         return self._known(name) is not None
@@ -248,7 +254,7 @@ def is_training(signals: Mapping[str, float]) -> bool:
 def make(step: int, signals: Mapping[str, float], *, phase: str | None = None) -> Observation:
     """Return the observation of a step; a count that is no whole number is not measured."""
     values: dict[str, Any] = dict(signals)
-    for name in _INTEGERS & values.keys():
+    for name in COUNTS & values.keys():
         value = values.pop(name)
         if is_whole(value):
             values[name] = int(value)

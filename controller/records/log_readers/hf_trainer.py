@@ -2,7 +2,8 @@
 
 The state's `log_history` is read entry by entry, so its size does not matter and a cut end is no
 harm. A printed dictionary names no step; it is taken from the progress bar before it, and counted
-in printed dictionaries where there is none.
+in printed dictionaries where there is none. A terminal, or a program that prints in columns, may
+have wrapped one.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from mindtune.controller.records.log_readers import fields
+from mindtune.controller.records.log_readers.pieces import Pieces
 from mindtune.controller.records.log_readers.reader import (
+    CUT,
     INTEGER,
     NUMBER,
+    PART,
     LogFormat,
     LogReader,
     Record,
@@ -149,6 +153,8 @@ def _after_separators(text: str, position: int) -> int:
 
 
 _DICTIONARY = re.compile(r"\{ *'[^{}]*\}")
+_BEGINS = re.compile(r"\{ *'(?:eval_)?loss':")
+"""A dictionary of the Trainer's, whose end may stand on a later line."""
 _PAIR = re.compile(rf"'([\w/.@-]+)': *'?({NUMBER})(?:/\d+)?'?(?= *[,}}])")
 _STEPS = ("step", "global_step/max_steps", "global_step")
 """ms-swift prints `'global_step/max_steps': '5/100'`."""
@@ -164,6 +170,7 @@ class _ConsoleReader:
         self._of_steps: int | None = None
         self._last = 0
         self._names_step = False
+        self._pieces = Pieces(_BEGINS, "}")
 
     def feed(self, line: str) -> Sequence[Record] | None:
         if self._events.feed(line):
@@ -171,10 +178,21 @@ class _ConsoleReader:
         for bar in _BAR.finditer(line) if "%|" in line else ():
             self._bar = (int(bar[1]), int(bar[2]))
         found = _DICTIONARY.search(line) if "{" in line else None
+        if found is not None:
+            self._pieces.drop()
+        elif "{" in line or self._pieces.is_open:
+            pieces = self._pieces.take(line)
+            if pieces is None:
+                return PART if self._pieces.is_open else None
+            found = _DICTIONARY.search(CUT.join(pieces))
         if found is None:
             return None
         entry = dict(_PAIR.findall(found[0]))
         has_step = any(name in entry for name in _STEPS)
+        if not has_step and CUT in found[0]:
+            whole = found[0].replace(CUT, "")
+            if any(f"'{name}'" in whole for name in _STEPS):
+                return None  # a break runs through it
         if not has_step and ("epoch" not in entry or self._names_step):
             return None
         told = self._entries.record(self._step(entry), entry)

@@ -9,7 +9,8 @@ means over a log interval, but the newest gradient norm. What is not what it loo
 - Megatron-DeepSpeed prints `grad norm: 0.000` and `loss scale: -1.0` for "not known", counts no
   skipped iterations (the overflows stand in lines of DeepSpeed's between), repeats an old norm on
   them, and in its fp16 builds of before 2023 prints norms multiplied by the loss scale;
-- a terminal may have wrapped a line.
+- a terminal may have wrapped a line, also inside of a name, but a number that may be broken is not
+  taken.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ _VALID = re.compile(
 )
 _WRAPPED = 6
 """Physical lines that one record may be wrapped over."""
+_IS_PIECE = re.compile(r"(?!.*%\|).*[A-Za-z|]")
+"""A number alone is none, nor a progress bar."""
+_IN_NUMBER = re.compile(r"[\d.]\n(?=[\d.eE])")
 _PARTS = ("load_balancing", "mtp", "z_loss", "sop", "aux")
 """Losses that are parts or additions, not the loss."""
 _TELLING_SCALE = 256.0
@@ -72,6 +76,8 @@ class _Reader:
         heads = [head.start() for head in _HEAD.finditer(line)] if "iteration" in line else []
         if not heads and not self._pieces:
             return self._validation(line)
+        if not heads and not _IS_PIECE.match(line):
+            return self._validation(line)  # of another writer, while a wrapped record goes on
         records: list[Record] = []
         if not heads:
             self._pieces.append(line.rstrip("\n"))
@@ -97,7 +103,7 @@ class _Reader:
     def _finish_pieces(self) -> list[Record]:
         if not self._pieces:
             return []
-        text, self._pieces = "".join(self._pieces), []
+        text, self._pieces = _joined(self._pieces), []
         head = _HEAD.search(text)
         if head is None:
             return []
@@ -223,6 +229,11 @@ class _Reader:
             # A norm is within a few decades of 1: it was multiplied if it is nearer to the scale.
             self._scaled = norm > math.sqrt(scale)
         return norm / scale if self._scaled else norm
+
+
+def _joined(pieces: list[str]) -> str:
+    """Return a record as one line; a number that a break may run through stays broken."""
+    return _IN_NUMBER.sub(lambda found: found[0][0] + CUT, "\n".join(pieces)).replace("\n", "")
 
 
 def _is_complete(text: str) -> bool:

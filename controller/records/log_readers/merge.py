@@ -179,7 +179,8 @@ class _Merger:
                 self._interval_s = max(0.0, written_s - self._last_written_s)
             self._last_written_s = written_s
         segment = self._run if observation.run is None else observation.run
-        observation = changed(observation, {"run": segment})
+        if observation.run != segment:
+            observation = changed(observation, {"run": segment})
         if self._evaluated is not None:
             observation = merged(observation, self._evaluated)
             self._evaluated = None

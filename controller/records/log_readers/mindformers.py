@@ -5,7 +5,8 @@ A step's record is `{ Epoch:[ 1/ 1], step:[ 30/ 120], loss:[3.14/4.33], per_step
 `time: 47.0 ms` in old releases, after a prefix that differs between console and file. What is not
 what it looks like: the printed loss scale is the one after the step, lowered if that overflowed;
 large scales are rounded (2147483600.0 is 2^31); the PyNative trainer prints `grad_norm: NaN` for
-none, and `nan` for a norm that is not a number.
+none, and `nan` for a norm that is not a number. A terminal may have wrapped a record: what its
+later lines tell is added, but for the values that a break runs through.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from mindtune.controller.records.log_readers.reader import (
+    CUT,
     INTEGER,
     NUMBER,
     LogFormat,
     LogReader,
+    Part,
     Record,
     flag,
     number,
@@ -45,28 +49,68 @@ _MILLISECONDS = "ms"
 _SKIP_LINE = re.compile(
     rf"\bskip_data_grad_norm_threshold: *({NUMBER}), *is_skip: *\[? *(True|False)\b"
 )
+_REST = re.compile(
+    r"\b(?:overflow cond|loss_scale|global_norm|grad_norm|train_throughput_per_npu): "
+)
+"""Stands in what a terminal has wrapped of a record."""
+_COMPLETE = ("}", "train_throughput_per_npu: ")
+"""The end of a record, or its last value."""
+_LOGGED = " - "
+"""Stands in every line of MindFormers' logger, and in no record."""
+_WRAPPED = 6
+"""Lines that one record may be wrapped over."""
 _NO_NORM = "NaN"
 _SCALE_FACTOR = 2.0
 """MindFormers' DynamicLossScaleUpdateCell halves by default."""
+
+
+class _Newest(NamedTuple):
+    """The record of the line before, whose rest may follow."""
+
+    head: re.Match[str]
+    text: str
+    lines: int
+    last: int | None
+    """Step of the record before it."""
+    scale: float | None
+    """Scale after that step."""
 
 
 class _Reader:
     def __init__(self) -> None:
         self._last: int | None = None
         self._scale: float | None = None
+        self._newest: _Newest | None = None
 
     def feed(self, line: str) -> Sequence[Record] | None:
-        if "step:" not in line or "loss" not in line:
-            return self._skip(line)
-        start = max(0, line.find("step:") - _BEFORE)
-        first = _STEP.search(line, start)
+        newest, self._newest = self._newest, None
+        first = None
+        if "step:" in line and "loss" in line:
+            first = _STEP.search(line, max(0, line.find("step:") - _BEFORE))
         if first is None:
-            return self._skip(line)
+            return self._skip(line) if newest is None else self._rest(line, newest)
         heads = [first]
         if "step:" in line[first.end() :]:
             heads += _STEP.finditer(line, first.end())
         # Several heads: one rank wrote into the line of another. Each is read up to the next.
-        return [self._record(head, _own_part(line, head.end())) for head in heads]
+        before = self._last, self._scale
+        texts = [_own_part(line, head.end()) for head in heads]
+        if len(heads) == 1 and not any(mark in texts[0] for mark in _COMPLETE):
+            self._newest = _Newest(first, texts[0].rstrip("\r\n"), 1, *before)
+        return [self._record(head, text) for head, text in zip(heads, texts, strict=True)]
+
+    def _rest(self, line: str, newest: _Newest) -> Sequence[Record] | None:
+        """Read what a terminal has wrapped of the record in the lines before."""
+        if _LOGGED in line or _REST.search(line) is None:
+            return self._skip(line)
+        told = newest.text.rstrip()
+        told = f"{told} " if told.endswith(",") else f"{newest.text}{CUT}"
+        text = f"{told}{_own_part(line, 0)}".rstrip("\r\n")
+        lines = newest.lines + 1
+        if lines < _WRAPPED and not any(mark in text for mark in _COMPLETE):
+            self._newest = newest._replace(text=text, lines=lines)
+        self._last, self._scale = newest.last, newest.scale
+        return Part([self._record(newest.head, text)])
 
     def _record(self, head: re.Match[str], line: str) -> Record:
         step = int(head["step"])

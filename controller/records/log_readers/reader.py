@@ -13,8 +13,8 @@ from mindtune.policies.signals import Observation
 if TYPE_CHECKING:
     from mindtune.controller.records.log_readers.fields import Names
 
-__all__ = ["CUT", "ENDS", "INTEGER", "NUMBER", "PART", "VALUE", "LogFormat", "LogReader", "Record",
-           "StepCounter", "changed", "flag", "is_whole", "number", "observed",
+__all__ = ["CUT", "ENDS", "INTEGER", "NUMBER", "PART", "VALUE", "LogFormat", "LogReader", "Part",
+           "Record", "StepCounter", "changed", "flag", "is_whole", "number", "observed",
            "whole"]  # fmt: skip
 
 NUMBER = (
@@ -44,8 +44,12 @@ class Record(NamedTuple):
     """Seconds since its process started, where the log says so: tells a restart."""
 
 
-PART: Sequence[Record] = []
-"""What a reader returns, this very object, for a part of a wrapped line: the whole counts once."""
+class Part(list[Record]):
+    """What a part of a wrapped line gives, whose first or last part counts as the data line."""
+
+
+PART = Part()
+"""A part that gives nothing by itself."""
 
 
 class LogReader(Protocol):

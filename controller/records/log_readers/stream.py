@@ -11,7 +11,7 @@ from mindtune.controller.records.log_readers.detect import Detection
 from mindtune.controller.records.log_readers.fields import Names
 from mindtune.controller.records.log_readers.lines import read_lines, timestamp
 from mindtune.controller.records.log_readers.merge import TimedRecord, merge_records
-from mindtune.controller.records.log_readers.reader import CUT, PART, LogFormat
+from mindtune.controller.records.log_readers.reader import CUT, LogFormat, Part
 from mindtune.controller.records.log_readers.wrapping import unwrap
 from mindtune.policies.signals import Observation
 
@@ -84,6 +84,7 @@ class LogStream:
                     yield TimedRecord(record, event_s)
             return
         reader = self.format.reader(self._names)
+        by_line = self.format.by_line
         writer: int | None = None
         for index, path in enumerate(self.paths):
             if index and self.format.begins_anew:
@@ -92,22 +93,17 @@ class LogStream:
                 self.lines += 1
                 text, rank, stamp = unwrap(line)
                 writer = writer if rank is None else rank  # a wrapped line names it once
-                is_open = self.format.by_line and not line.endswith("\n")
+                is_open = by_line and not line.endswith("\n")
                 records = reader.feed(text + CUT if is_open else text)
                 if records is None:
-                    if (
-                        self.format.by_line
-                        and "oss" in text
-                        and _SPEAKS.search(text, 0, _LOOKED_AT)
-                    ):
+                    if by_line and "oss" in text and _SPEAKS.search(text, 0, _LOOKED_AT):
                         self._miss(text)
                     continue
-                if records is PART:
-                    continue
                 self._open_end = is_open
-                self.records += 1 if self.format.by_line else len(records)
+                if not isinstance(records, Part):
+                    self.records += 1 if by_line else len(records)
                 if records:
-                    written_s = timestamp(stamp) if self.format.by_line else None
+                    written_s = timestamp(stamp) if by_line else None
                     for record in records:
                         yield TimedRecord(record, written_s, writer)
             if self.format.begins_anew or path is self.paths[-1]:

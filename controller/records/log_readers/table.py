@@ -10,11 +10,18 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from mindtune.controller.contract.signal_table import ALIASES
 from mindtune.controller.records.log_readers import fields
 from mindtune.controller.records.log_readers.numerals import COMMA_NUMBER, Commas
-from mindtune.controller.records.log_readers.reader import LogFormat, LogReader, Record, is_whole
+from mindtune.controller.records.log_readers.reader import (
+    LogFormat,
+    LogReader,
+    Record,
+    is_whole,
+    observed,
+)
 from mindtune.policies.signals import SIGNAL_NAMES
 
 __all__ = ["CSV_TABLE", "SIGNALS_TABLE"]
@@ -30,6 +37,18 @@ _HEADER_LINES = 20
 _DECIMAL = re.compile(r"[-+]?\d+,\d+")
 """Where a semicolon separates the cells, a comma is the point."""
 _COMMAS = re.compile(COMMA_NUMBER)
+_QUOTE = '"'
+_LONGEST = 1 << 15
+"""Characters of a row that is read in the short way."""
+
+
+class _Cell(NamedTuple):
+    """What one column tells."""
+
+    column: int
+    signal: str
+    factor: float
+    is_count: bool
 
 
 class _Reader:
@@ -39,6 +58,8 @@ class _Reader:
         self._own = own
         self._separator = ","
         self._columns: list[str] | None = None
+        self._cells: list[_Cell] = []
+        self._step_index = self._phase_index = -1
         self._step_column = ""
         self._is_ours = False
         self._last = 0
@@ -52,6 +73,10 @@ class _Reader:
             return None
         if self._is_ours and not line.endswith("\n"):
             return None  # a killed writer's, cut perhaps inside a number
+        if self._cells and _QUOTE not in line and len(line) < _LONGEST:
+            record = self._plain_row(line, len(self._columns))
+            if record is not None:
+                return [record]
         cells = _cells(line, self._separator)
         if len(cells) != len(self._columns):
             return None
@@ -75,6 +100,10 @@ class _Reader:
                 self._separator, self._columns = separator, names
                 self._step_column = names[normal.index(step)]
                 self._is_ours = set(names) >= _BOOKKEEPING
+                if self._own:
+                    self._cells = _meanings(names, self._names)
+                    self._step_index = names.index(self._step_column)
+                    self._phase_index = names.index("phase") if "phase" in names else -1
             return
 
     def _record(self, row: dict[str, str], line: str) -> Sequence[Record] | None:
@@ -96,6 +125,33 @@ class _Reader:
         self._last = int(step[0])
         return [Record(fields.make(self._last, signals, phase=row.get("phase") or None))]
 
+    def _plain_row(self, line: str, columns: int) -> Record | None:
+        """Return a row of bare numbers; None: there is more in it, and it is read with care."""
+        texts = line.rstrip("\r\n").split(_OWN_SEPARATOR)
+        if len(texts) != columns or "_" in line or not line.isascii():
+            return None
+        signals: dict[str, float] = {}
+        try:
+            step = float(texts[self._step_index])
+            for index, signal, factor, is_count in self._cells:
+                text = texts[index]
+                if not text:
+                    continue
+                value = float(text) * factor
+                if not is_count:
+                    signals[signal] = value
+                elif is_whole(value):
+                    signals[signal] = int(value)
+        except ValueError:
+            return None
+        if not is_whole(step):
+            return None
+        if signals.get("mfu") != signals.get("mfu"):  # NaN
+            del signals["mfu"]
+        phase = texts[self._phase_index].strip() if self._phase_index >= 0 else ""
+        self._last = int(step)
+        return Record(observed(step=self._last, phase=phase or None, **signals))
+
     def _plain(self, cell: str) -> str:
         """Return a cell without the commas of its number; a list stands for its first."""
         if self._separator == ";" and _DECIMAL.fullmatch(cell):
@@ -107,6 +163,18 @@ class _Reader:
 
     def finish(self) -> Sequence[Record]:
         return []
+
+
+def _meanings(columns: Sequence[str], names: fields.Names) -> list[_Cell]:
+    """Return what the columns tell; nothing, where two of them tell of one signal."""
+    cells = []
+    for index, column in enumerate(columns):
+        meaning = names.meaning(column)
+        if meaning is not None:
+            signal, factor = meaning
+            cells.append(_Cell(index, signal, factor, signal in fields.COUNTS))
+    unique = len({cell.signal for cell in cells}) == len(cells)
+    return cells if unique else []
 
 
 def _cells(line: str, separator: str) -> list[str]:
