@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mindtune.controller.contract import ProfileRecord, RunResult, parse, read_json
+from mindtune.controller.contract import (
+    ProfileRecord,
+    RunResult,
+    parse,
+    read_document,
+    read_json,
+)
+from mindtune.controller.contract.conditions import RunConditions
 from mindtune.controller.contract.fault_plan import PLANTED_FAULTS
 from mindtune.controller.records import (
     RunFolder,
@@ -192,6 +199,10 @@ def _records(folder: Path) -> tuple[RunContext, list[str]]:
         steps = ", ".join(f"{entry.action} in step {entry.step}" for entry in acted[:_TOLD])
         more = f" and {len(acted) - _TOLD} more" if len(acted) > _TOLD else ""
         notes.append(f"policies acted in this run ({steps}{more}): its signals show the effect.")
+    conditions_file = folder / RunConditions.FILE
+    model = None
+    if conditions_file.exists():
+        model = read_document(RunConditions, conditions_file).model
     profiles = read_profiles(records.profiles)
     profile = profiles[-1] if profiles else None
     context = RunContext(
@@ -200,6 +211,7 @@ def _records(folder: Path) -> tuple[RunContext, list[str]]:
         hung=hung,
         every_step=True if records.decisions.exists() else None,
         has_attention=has_attention,
+        vocab_size=None if model is None else model.vocab_size,
         communication_share=None if profile is None else profile.communication_share,
         communication_overlap=None if profile is None else profile.communication_overlap,
         host_share=None if profile is None else profile.host_share,

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import pytest
 
 from mindtune.controller.cli.app import main
 from mindtune.controller.contract import ReplayOutput, parse
+from mindtune.controller.contract.conditions import RunConditions
+from mindtune.controller.contract.study_file import ModelSection
 from mindtune.controller.records.log_readers import open_log
 from mindtune.controller.replay import load_engine, replay
 from mindtune.experiments.replay.misleading import SHAPES, replay_shape
@@ -308,3 +311,16 @@ def test_a_run_made_up_to_mislead_is_judged_right(name):
     asked = [d for d in output.decisions if d.action in ("Rewind", "RequestStop")]
     if output.verdict == "healthy":
         assert not asked
+
+
+def test_the_vocabulary_of_a_run_of_ours_tells_what_its_loss_stands_at(tmp_path, capsys):
+    calm = [4 - 0.02 * i + 0.02 * (i % 3) for i in range(80)]
+    (tmp_path / "signals.csv").write_text(HEADER + rows([*calm, *[f"{math.log(777):.9f}"] * 60]))
+    model = ModelSection(
+        num_layers=2, hidden_size=8, num_heads=2, intermediate_size=16, vocab_size=777,
+        seq_length=16,
+    )  # fmt: skip
+    (tmp_path / RunConditions.FILE).write_text(RunConditions(model=model).to_json())
+    causes = {d.cause: d for d in replayed(capsys, tmp_path).diagnoses}
+    told = causes["weights_out_of_range"].evidence_for
+    assert any("ln(777)" in text and "of this model" in text for text in told), told
