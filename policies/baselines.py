@@ -10,30 +10,17 @@ from mindtune.policies.detectors.course import CourseState
 from mindtune.policies.detectors.spike import SpikeState
 from mindtune.policies.detectors.untrained import UntrainedState
 from mindtune.policies.policy import Baseline
-from mindtune.policies.windows import MAD_TO_SIGMA
 
 __all__ = ["baseline_of", "rearmed"]
 
-# As in the detectors' score: a very quiet signal has no smaller deviation.
-_RELATIVE_FLOOR = 0.05
-_ABSOLUTE_FLOOR = 1e-12
-
 
 def baseline_of(state: SpikeState, thresholds: DetectorThresholds) -> Baseline | None:
-    """Return median and deviation of a signal's unflagged samples, or None if they are too few."""
+    """Return what is usual for a signal, or None if its unflagged samples are too few."""
     window = state.window
     count = len(window)
     if count < thresholds.early_after:
         return None
-    median = window.median()
-    floor = max(_RELATIVE_FLOOR * abs(median), _ABSOLUTE_FLOOR)
-    deviation = max(MAD_TO_SIGMA * window.mad(median), floor)
-    return Baseline(
-        median=median,
-        deviation=deviation,
-        samples=window.values,
-        armed=count >= thresholds.arm_after,
-    )
+    return Baseline(window, armed=count >= thresholds.arm_after)
 
 
 def rearmed(state: DetectorState, thresholds: DetectorThresholds) -> DetectorState:

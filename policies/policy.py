@@ -11,6 +11,7 @@ from mindtune.policies.facts import RunFacts
 from mindtune.policies.findings import Finding
 from mindtune.policies.limits import KnobLimits
 from mindtune.policies.signals import Observation
+from mindtune.policies.windows import MAD_TO_SIGMA, Window
 
 __all__ = ["Baseline", "Feedback", "KnobFeedback", "Policy", "Verdict"]
 
@@ -42,18 +43,36 @@ class KnobFeedback:
         return None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+# As in the detectors' score: a very quiet signal has no smaller deviation.
+_RELATIVE_FLOOR = 0.05
+_ABSOLUTE_FLOOR = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
 class Baseline:
     """What is usual for a signal: the detectors' robust statistics, this step included."""
 
-    median: float
-    """Median of the unflagged samples."""
-    deviation: float
-    """Robust standard deviation, with the detectors' floor; above 0."""
-    samples: tuple[float, ...]
-    """The unflagged samples, oldest first."""
+    window: Window
+    """The unflagged samples."""
     armed: bool
     """Whether these are enough for the detectors' full threshold."""
+
+    @property
+    def samples(self) -> tuple[float, ...]:
+        """The unflagged samples, oldest first."""
+        return self.window.values
+
+    @property
+    def median(self) -> float:
+        """Median of the unflagged samples."""
+        return self.window.median()
+
+    @property
+    def deviation(self) -> float:
+        """Robust standard deviation, with the detectors' floor; above 0."""
+        median = self.median
+        floor = max(_RELATIVE_FLOOR * abs(median), _ABSOLUTE_FLOOR)
+        return max(MAD_TO_SIGMA * self.window.mad(median), floor)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,6 +53,8 @@ def judge_clipping(
         and median_norm is not None
         and median_norm > thresholds.clip_ratio * clip
     )
+    if (bits, seen, saturated) == (state.bits, state.seen, state.reported):
+        return (), state
     following = ClippingState(bits, seen, saturated)
     if not saturated or state.reported:
         return (), following

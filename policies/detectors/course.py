@@ -25,7 +25,7 @@ called a new one.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from mindtune.policies.detectors.spike import Judgement, SpikeState
@@ -117,25 +117,34 @@ def judge_course(
         )
     if len(newest) < _GROUP * _GROUPS:
         return (), norms, state
-    medians = tuple(
-        math.log(median(newest[end - _GROUP : end]))
-        for end in range(len(newest) - _GROUP * (_GROUPS - 1), len(newest) + 1, _GROUP)
-    )
-    rise = 0.5 * (medians[-1] + medians[-2] - medians[0] - medians[1])
-    climbs = not judgement.held and _climbs(newest, medians, rise, state.wander, thresholds)
+    groups = newest[-_GROUP * _GROUPS :]
+    last, before_last, first, second = (_log_median(groups, at) for at in (-1, -2, 0, 1))
+    rise = 0.5 * (last + before_last - first - second)
+    medians: tuple[float, ...] = ()
+    least = max(math.log(thresholds.norm_climb), _CLIMB_OF_EARLIER * state.wander)
+    if rise >= least and not judgement.held:
+        medians = tuple(_log_median(groups, at) for at in range(_GROUPS))
+    climbs = bool(medians) and _climbs(newest, medians, rise)
     findings = (_climb(observation, medians, thresholds),) if climbs and not state.climbs else ()
     # A climb must not count against itself.
     oldest = state.rises[0] if len(state.rises) == _GROUPS else 0.0
     return (
         findings,
         norms,
-        replace(
-            state,
-            rises=push(state.rises, rise, _GROUPS),
-            wander=max(_FORGET * state.wander, oldest),
-            climbs=climbs,
+        CourseState(
+            newest,
+            0,
+            push(state.rises, rise, _GROUPS),
+            max(_FORGET * state.wander, oldest),
+            climbs,
         ),
     )
+
+
+def _log_median(groups: tuple[float, ...], at: int) -> float:
+    """Return the logarithm of the median of one group of the newest norms."""
+    begin = _GROUP * (at % _GROUPS)
+    return math.log(median(groups[begin : begin + _GROUP]))
 
 
 def _old_level(newest: tuple[float, ...], wander: float, thresholds: DetectorThresholds) -> float:
@@ -143,10 +152,7 @@ def _old_level(newest: tuple[float, ...], wander: float, thresholds: DetectorThr
     if len(newest) < _NEW + _OLD:
         return 0.0
     new = newest[-_NEW:]
-    level, lowest = median(new), sorted(new)[_LOWEST]
-    half = _NEW // 2
-    if median(new[half:]) > _CLIMBS * median(new[:half]):
-        return 0.0
+    level, half = median(new), _NEW // 2
     for gap in (0, _GAP):
         last = len(newest) - _NEW - gap
         if last < _OLD:
@@ -155,9 +161,10 @@ def _old_level(newest: tuple[float, ...], wander: float, thresholds: DetectorThr
         before = median(old)
         rise = level / before
         if (
-            lowest > sorted(old)[-1 - _HIGHEST]
-            and thresholds.level_rise <= rise < math.inf
+            thresholds.level_rise <= rise < math.inf
             and math.log(rise) >= _LEVEL_OF_EARLIER * wander
+            and sorted(new)[_LOWEST] > sorted(old)[-1 - _HIGHEST]
+            and median(new[half:]) <= _CLIMBS * median(new[:half])
         ):
             return before
     return 0.0
@@ -175,11 +182,8 @@ def _climbs(
     newest: tuple[float, ...],
     medians: tuple[float, ...],
     rise: float,
-    wander: float,
-    thresholds: DetectorThresholds,
 ) -> bool:
-    if rise < max(math.log(thresholds.norm_climb), _CLIMB_OF_EARLIER * wander):
-        return False
+    """Return whether the groups rise one after the other, by more than noise makes them."""
     agree = sum(1 if later > earlier else -1 for earlier, later in combinations(medians, 2))
     largest = max(later - earlier for earlier, later in pairwise(medians))
     if agree < _AGREE or largest > _LARGEST_SHARE * (medians[-1] - medians[0]):

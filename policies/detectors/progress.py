@@ -32,7 +32,7 @@ may hide a fall. Most runs end in one; it is a note, given once until the loss c
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from statistics import fmean
 
@@ -104,7 +104,16 @@ def judge_progress(
     """
     block = (*state.block, loss)
     if len(block) < _BLOCK:
-        return (), replace(state, block=block)
+        return (), ProgressState(
+            block,
+            state.medians,
+            state.scatters,
+            state.wander,
+            state.flat,
+            state.first,
+            state.lowest,
+            state.drifts,
+        )
     level = median(block)
     first = level if state.first is None else state.first
     lowest = min(state.lowest, level)
@@ -152,16 +161,13 @@ def _drift(
     rise = last - first
     if rise <= 0.0:
         return ()
-    agree = sum(1 if later > earlier else -1 for earlier, later in combinations(climb, 2))
-    largest = max(later - earlier for earlier, later in pairwise(climb))
     near_zero = abs(first) < _NEAR_ZERO_NOISE * sigma
     needed = _NEAR_ZERO_NOISE * sigma if near_zero else thresholds.drift * abs(first)
-    if (
-        agree < _AGREE
-        or largest > _LARGEST_SHARE * rise
-        or rise < max(needed, _NOISE * sigma, _OF_EARLIER * wander)
-        or last <= max(history[-_RECENT:])
-    ):
+    if rise < max(needed, _NOISE * sigma, _OF_EARLIER * wander):
+        return ()
+    agree = sum(1 if later > earlier else -1 for earlier, later in combinations(climb, 2))
+    largest = max(later - earlier for earlier, later in pairwise(climb))
+    if agree < _AGREE or largest > _LARGEST_SHARE * rise or last <= max(history[-_RECENT:]):
         return ()
     grave = lost or rise >= _GRAVE * needed
     window = _CLIMB * _BLOCK
@@ -236,19 +242,20 @@ def _creep(
 ) -> tuple[Finding, ...]:
     if len(medians) < _GROUP * _GROUPS or medians[-1] <= medians[0]:
         return ()
-    groups = [median(medians[i : i + _GROUP]) for i in range(0, _GROUP * _GROUPS, _GROUP)]
-    first, last = groups[0], groups[-1]
+    width = _GROUP * _GROUPS
+    first, last = median(medians[:_GROUP]), median(medians[width - _GROUP : width])
     rise = last - first
     near_zero = abs(first) < _NEAR_ZERO_NOISE * sigma
     needed = _NEAR_ZERO_NOISE * sigma if near_zero else _CREEP * abs(first)
     if rise < max(needed, _OF_WANDER * wander):
         return ()
+    groups = [median(medians[i : i + _GROUP]) for i in range(0, width, _GROUP)]
     agree = sum(1 if later > earlier else -1 for earlier, later in combinations(groups, 2))
     largest = max(later - earlier for earlier, later in pairwise(groups))
     if agree < _CREEPS or largest > _LARGEST_SHARE * rise:
         return ()
     grave = rise >= _GRAVE * needed
-    steps = _GROUP * _GROUPS * _BLOCK
+    steps = width * _BLOCK
     message = (
         f"the loss creeps upwards, from {first:.4g} to {last:.4g} in {steps} losses, nearly "
         "without a break."

@@ -73,6 +73,8 @@ def judge_rate_jump(
     if state.seen >= _KNOWN and rate >= thresholds.rate_jump * state.highest:
         before, waits = state.highest, _WATCHED
     seen = min(_KNOWN, state.seen + 1)
+    if rate <= state.highest and waits == state.waits and seen == state.seen:
+        return findings, state  # `before` moves with `waits` alone
     return findings, RateJumpState(max(rate, state.highest), seen, before, waits)
 
 

@@ -76,6 +76,8 @@ def judge_untrained(
         lowest = min(lowest, judgement.median)
     begins = bool(judgement.held) or judgement.deviation == 0.0
     if loss < first or not (state.row or begins):
+        if lowest == state.lowest and batch == state.batch and not (state.row or state.newest):
+            return (), state
         return (), UntrainedState(state.first, lowest, batch=batch)
     newest = push(state.newest, loss, _ROW)
     row = min(state.row + 1, _LONG)
