@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import tempfile
@@ -31,6 +32,7 @@ def read_document(model: type[ModelT], path: Path) -> ModelT:
     return parse(model, content, source=str(path))
 
 
+_MERGE = "tag:yaml.org,2002:merge"
 _MOST_VALUES = 10_000_000
 """A few lines of aliases of aliases stand for more values than any machine can walk through."""
 
@@ -71,6 +73,17 @@ class _Loader(yaml.SafeLoader):
         """Compose a mapping, open meanwhile."""
         with self._opened(anchor):
             return super().compose_mapping_node(anchor)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge (`<<`) copies: who changes the mapping that took them changes no other.
+
+        An alias stays what it is, one node at several places.
+        """
+        node.value = [
+            (key, copy.deepcopy(value) if key.tag == _MERGE else value)
+            for key, value in node.value
+        ]
+        super().flatten_mapping(node)
 
     @contextlib.contextmanager
     def _opened(self, anchor: Any) -> Iterator[None]:

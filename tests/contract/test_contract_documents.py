@@ -272,6 +272,20 @@ def test_anchors_and_merges_are_read_and_repeated_keys_only_where_asked(tmp_path
     assert read_yaml(path, repeated_keys=True) == {"a": 2}
 
 
+def test_a_merged_value_is_a_copy_and_an_alias_is_the_same(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("a: &x {opt: {lr: 1}}\nb: {<<: *x, k: 2}\nc: {<<: [*x], k: 3}\nd: *x\n")
+    tree = read_yaml(path)
+    tree["b"]["opt"]["lr"] = 9
+    assert tree == {
+        "a": {"opt": {"lr": 1}}, "b": {"opt": {"lr": 9}, "k": 2}, "c": {"opt": {"lr": 1}, "k": 3},
+        "d": {"opt": {"lr": 1}},
+    }  # fmt: skip
+    tree["a"]["opt"]["lr"] = 7
+    assert tree["d"]["opt"]["lr"] == 7
+    assert tree["c"]["opt"]["lr"] == 1
+
+
 def test_a_name_of_a_file_with_nul_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="must be the name of a file"):
         read_yaml(tmp_path / "a\0b")
