@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import typer
 
@@ -32,6 +33,8 @@ EXIT_WRONG_USE = 2
 EXIT_RUN_FAILED = 3
 EXIT_INTERRUPTED = 130
 """As shells report an end by Ctrl-C."""
+EXIT_NO_READER = 128 + signal.SIGPIPE
+"""As shells report the end of a program whose output nobody reads any more."""
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -63,16 +66,23 @@ def build_app() -> typer.Typer:
 
 
 def _exiting(function: Callable[..., int]) -> Callable[..., None]:
-    """Turn a command's result, or a Ctrl-C, into the process's exit code."""
+    """Turn a command's result, a Ctrl-C, or the end of its reader into the exit code."""
+
+    def interruptible(*args: object, **options: object) -> int:
+        try:
+            with _ending_like_ctrl_c():
+                return function(*args, **options)
+        except KeyboardInterrupt as end:
+            err().print(f"interrupted by {end}" if str(end) else "interrupted")
+            return end.exit_code if isinstance(end, _EndedFromOutsideError) else EXIT_INTERRUPTED
 
     @functools.wraps(function)
     def command(*args: object, **options: object) -> None:
         try:
-            with _ending_like_ctrl_c():
-                code = function(*args, **options)
-        except KeyboardInterrupt as end:
-            err().print(f"interrupted by {end}" if str(end) else "interrupted")
-            code = end.exit_code if isinstance(end, _EndedFromOutsideError) else EXIT_INTERRUPTED
+            code = interruptible(*args, **options)
+        except BrokenPipeError:  # typer would end with 1, which is a finding
+            _drop_output()
+            code = EXIT_NO_READER
         raise typer.Exit(code)
 
     return command
@@ -122,6 +132,24 @@ def main(arguments: Sequence[str]) -> int:
         traceback.print_exc()
         return EXIT_RUN_FAILED
     return 0
+
+
+def _drop_output() -> None:
+    """Write nothing further to streams whose reader has gone; Python flushes them at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        if not _has_reader(stream):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
+def _has_reader(stream: TextIO | None) -> bool:
+    try:
+        if stream is not None:
+            stream.flush()
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def run() -> None:

@@ -23,7 +23,11 @@ _NARROWEST = 40
 
 
 class _Plain(Console):
-    """Spells control characters out."""
+    """Spells control characters out; tells, and does not end, what has lost its reader."""
+
+    def on_broken_pipe(self) -> None:
+        """Let the error go on, where rich ends the process with a code of its own."""
+        raise  # noqa: PLE0704 - rich calls this while it handles the error
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a text without control characters."""

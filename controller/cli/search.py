@@ -43,7 +43,7 @@ def search(
     from mindtune.controller.reports.write import write_report
     from mindtune.controller.trials.study_runner import run_study
 
-    folder = out or study.with_suffix("")
+    folder = out or study.parent / study.stem
     with StudyProgress(err()) as progress:
         result = run_study(
             study,

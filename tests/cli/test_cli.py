@@ -314,6 +314,19 @@ def test_a_closed_standard_output_is_no_failure(project):
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize("options", [["--json"], []])
+def test_output_that_nobody_reads_ends_quietly_as_programs_do(project, options):
+    """As `| head` leaves it: 1 would be a finding, 2 a wrong use."""
+    command = "from mindtune.controller.cli import main; main()"
+    space = subprocess.Popen(
+        [sys.executable, "-c", command, "space", str(project / "study.yaml"), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    space.stdout.close()
+    assert (space.stderr.read(), space.wait()) == (b"", 141)
+
+
 def test_a_corrupt_database_is_refused_and_kept(project, capsys):
     out = project / "out"
     assert main(["search", str(project / "study.yaml"), "--out", str(out)]) == 0
@@ -352,7 +365,9 @@ def test_doctor_prints_one_json_document(capsys):
      ["search", "x.yaml", "--trials", "0"], ["space", "missing.yaml"], ["run", "missing.yaml"],
      ["report", "missing"], ["export", "missing", "--out", "b.yaml"],
      ["export", "missing", "--out", "b.txt"], ["report", "x" * 5000], ["init", "x" * 5000],
-     ["report", "a\0b"], ["gate", "a\udcff"]],
+     ["report", "a\0b"], ["gate", "a\udcff"], ["search", "."], ["worker", "."], ["search", "/"],
+     ["run", "."], ["export", ".", "--out", "b.yaml"], ["init", "."],
+     ["init", "--mindformers", ".", "b.yaml"], ["space", "."]],
 )  # fmt: skip
 def test_wrong_use_exits_2_without_a_traceback(arguments, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
