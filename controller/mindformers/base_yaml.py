@@ -13,7 +13,7 @@ from typing import Any, Literal
 from mindtune.controller.contract import read_yaml
 from mindtune.controller.errors import ConfigError
 
-__all__ = ["Batch", "MindFormersYaml", "Mode", "is_mindformers"]
+__all__ = ["Batch", "MindFormersYaml", "Mode", "comment_name", "is_mindformers"]
 
 Mode = Literal["semi_auto", "data_parallel", "stand_alone"]
 """semi_auto: the degrees of parallel_config act; data_parallel: every rank holds the whole model;
@@ -215,6 +215,11 @@ class MindFormersYaml:
             "runner_config.gradient_accumulation_steps"
         )  # fmt: skip
         return Batch(size * self.interleave, self.count(key), self.degree("data_parallel"))
+
+
+def comment_name(path: Path) -> str:
+    """Return a file's name as a comment can hold it: on one line."""
+    return path.name if path.name.isprintable() else repr(path.name)
 
 
 def is_mindformers(tree: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from mindtune.controller.errors import ConfigError
-from mindtune.controller.mindformers.base_yaml import MindFormersYaml
+from mindtune.controller.mindformers.base_yaml import MindFormersYaml, comment_name
 from mindtune.controller.mindformers.keys import KnobKeys
 from mindtune.controller.mindformers.knob_keys import knob_keys
 from mindtune.controller.mindformers.model_block import model_block
@@ -150,7 +150,7 @@ def _target(base: MindFormersYaml) -> str:
 
 
 def _head(path: Path, notes: list[str]) -> Iterator[str]:
-    yield f"# A study of {path.name} in MindFormers' trainer. Unknown keys are errors."
+    yield f"# A study of {comment_name(path)} in MindFormers' trainer. Unknown keys are errors."
     yield "# Check it with `mindtune space`, run it with `mindtune search`."
     for note in notes:
         yield from _comment(f"NOTE: {note}")

@@ -10,7 +10,7 @@ from typing import Any
 from mindtune.controller.config_tree import set_key
 from mindtune.controller.contract import MINDFORMERS_KEY, BestConfig, KnobOverride
 from mindtune.controller.errors import ConfigError
-from mindtune.controller.mindformers.base_yaml import MindFormersYaml
+from mindtune.controller.mindformers.base_yaml import MindFormersYaml, comment_name
 from mindtune.search.layout import num_ranks
 
 __all__ = ["may_add", "tuned_header", "tuned_yaml"]
@@ -65,8 +65,9 @@ def tuned_yaml(
 
 def tuned_header(path: Path) -> str:
     """Return the comment at the head of the file."""
+    name = comment_name(path)
     return (
-        f"# {path.name} with the keys that a study has tuned, and the block `{MINDFORMERS_KEY}`:\n"
+        f"# {name} with the keys that a study has tuned, and the block `{MINDFORMERS_KEY}`:\n"
         "# for MindFormers, and for `mindtune run` and TuneCallback. Comments of that file are\n"
         "# not here; its other keys are as they were.\n"
     )

@@ -20,7 +20,7 @@ from mindtune.controller.mindformers.plug_in import (
     register_folder,
     with_callback,
 )
-from mindtune.controller.mindformers.tuned_yaml import _RUN_SETTINGS
+from mindtune.controller.mindformers.tuned_yaml import _RUN_SETTINGS, tuned_header
 from mindtune.controller.trials.study_setup import load_study
 
 HERE = Path(__file__).parent
@@ -140,6 +140,12 @@ def test_the_exported_yaml_differs_in_the_tuned_keys_and_carries_the_study(proje
     assert best["knobs"]["recompute"] == "full"
     assert best["provenance"]["study"] == "base"
     assert set(best["overrides"]) >= {"recompute_config.recompute", "runner_config.batch_size"}
+
+
+def test_the_head_of_an_export_is_a_comment_whatever_the_yaml_is_called():
+    for name in ("base.yaml", "new\nline.yaml", "a\u2028b\x07.yaml", "\u6a21\u578b.yaml"):
+        assert yaml.safe_load(tuned_header(Path(name)) + "a: 1\n") == {"a": 1}
+    assert "\u6a21\u578b.yaml" in tuned_header(Path("\u6a21\u578b.yaml"))
 
 
 def test_a_run_takes_the_exported_yaml_and_gets_our_callback(project):

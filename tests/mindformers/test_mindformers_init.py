@@ -283,6 +283,13 @@ def test_devices_are_taken_from_the_degrees_or_asked_for(init):
     assert (code, setup.study.training.global_batch_size) == (0, 16)
 
 
+def test_a_yaml_may_have_any_name(tmp_path):
+    base, out = tmp_path / "new\nline: \u6a21\u578b.yaml", tmp_path / "study.yaml"
+    base.write_bytes((HERE / "single.yaml").read_bytes())
+    assert main(["init", "--mindformers", str(base), str(out)]) == 0
+    assert load_study(out).study.trial.base_config == base.name
+
+
 ODD = (None, 0, 2, -1, True, "x", "", [], [1, 2, 3, 4], [[1, 0], [0, 1]], {"a": 1}, 1.5, 10**12)
 
 
