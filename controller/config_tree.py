@@ -42,13 +42,16 @@ def set_key(tree: Any, key: str, value: Any, *, source: str, create: bool = Fals
     *parents, last = key.split(".")
     node = tree
     for part in parents:
-        if create and isinstance(node, dict) and node.get(part) is None:
-            node[part] = {}
+        if create and isinstance(node, dict) and node.get(_spelling(node, part)) is None:
+            node[_spelling(node, part)] = {}
         node = _child(node, part, key=key, tree=tree, source=source)
-    if isinstance(node, dict) and create:
-        node[last] = copy.deepcopy(value)
-        return
-    _child(node, last, key=key, tree=tree, source=source)
+    if create and not isinstance(node, (dict, list)):
+        raise ConfigError(
+            f"the key {key!r} of `overrides` must lead through sections of {source}, but what "
+            f"{last!r} would stand in is a {type(node).__name__}; correct the key."
+        )
+    if not (create and isinstance(node, dict)):
+        _child(node, last, key=key, tree=tree, source=source)
     node[int(last) if isinstance(node, list) else _spelling(node, last)] = copy.deepcopy(value)
 
 

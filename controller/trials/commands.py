@@ -20,14 +20,15 @@ from mindtune.controller.contract import (
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.memory_log import log_environment
 
-__all__ = ["CONFIG_PLACEHOLDER", "ENV_STORAGE", "free_port", "msrun_command", "names_file",
-           "resolve_command", "trial_environment"]  # fmt: skip
+__all__ = ["CONFIG_PLACEHOLDER", "ENV_STORAGE", "free_port", "module_path", "msrun_command",
+           "names_file", "resolve_command", "trial_environment", "with_files"]  # fmt: skip
 
 CONFIG_PLACEHOLDER = "{config}"
 _INTERPRETER = "python"
 ENV_STORAGE = "MINDTUNE_STORAGE"
 """Tells a local worker where the study is stored; it may hold a password."""
 _TOLD = (ENV_TRIAL_DIR, ENV_RUN_DIR, ENV_CONFIG, ENV_MODE, ENV_FAULTS, ENV_STORAGE)
+_MODULE_PATH = "PYTHONPATH"
 _PORTS = range(20000, 32000)
 """Below Linux's ephemeral ports (32768 up), where an outgoing connection may sit."""
 
@@ -40,6 +41,23 @@ def names_file(word: str, folder: Path) -> bool:
         return (folder / word).is_file()
     except OSError:  # such as a text that is too long for a name
         return False
+
+
+def with_files(words: Sequence[str], folder: Path) -> list[str]:
+    """Return words with the absolute path of a file in `folder` for each that names one."""
+    return [str((folder / w).resolve()) if names_file(w, folder) else w for w in words]
+
+
+def module_path(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return PYTHONPATH with its entries as they are meant here; nothing where it is not set.
+
+    Whatever is started runs in a folder of its own, where a relative entry names another one.
+    """
+    entries = environ.get(_MODULE_PATH)
+    if not entries:
+        return {}
+    absolute = (str(Path(entry).absolute()) for entry in entries.split(os.pathsep))
+    return {_MODULE_PATH: os.pathsep.join(absolute)}
 
 
 def resolve_command(command: Sequence[str], *, config: Path, base_dir: Path) -> list[str]:
@@ -57,14 +75,11 @@ def resolve_command(command: Sequence[str], *, config: Path, base_dir: Path) -> 
     Raises:
         ConfigError: the program, or a Python script that the command names, does not exist.
     """
-    resolved = []
-    for word in command:
-        if CONFIG_PLACEHOLDER in word:
-            resolved.append(word.replace(CONFIG_PLACEHOLDER, str(config.resolve())))
-        elif names_file(word, base_dir):
-            resolved.append(str((base_dir / word).resolve()))
-        else:
-            resolved.append(word)
+    here = str(config.resolve())
+    resolved = [
+        word.replace(CONFIG_PLACEHOLDER, here) if CONFIG_PLACEHOLDER in word else found
+        for word, found in zip(command, with_files(command, base_dir), strict=True)
+    ]
     if command[0] == _INTERPRETER:
         resolved[0] = sys.executable
         script = resolved[1] if len(resolved) > 1 else ""
@@ -109,6 +124,7 @@ def trial_environment(
     environment["PATH"] = os.pathsep.join(
         [interpreter_dir, *filter(None, [environment.get("PATH")])]
     )
+    environment.update(module_path(environment))
     environment.update(extra)
     environment.update(log_environment(environment))
     if trial_dir is not None:

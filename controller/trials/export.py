@@ -5,10 +5,12 @@ Reads the study's own files only, so that it needs neither its database nor Mind
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 from mindtune.controller.contract import (
+    MINDFORMERS_KEY,
     BestConfig,
     Provenance,
     StudyFile,
@@ -51,7 +53,8 @@ def export(
 
     Raises:
         ConfigError: if there is no such config, it did not end ok, what was written breaks the
-            batch identity, or the MindFormers YAML lacks a tuned key; then `out` is as it was.
+            batch identity, the MindFormers YAML lacks a tuned key, or `out` is a file of something
+            else; then `out` is as it was.
     """
     folder = StudyFolder(study_dir)
     summary = read_summary(folder)
@@ -69,6 +72,8 @@ def export(
             f"{chosen.message}"
         )
     study = read_document(StudyFile, folder.study_file)
+    own_base = study.trial.base_config
+    _check_target(out, folder, [mindformers, folder.root / own_base if own_base else None])
     check_batch(chosen.knobs, study.training.global_batch_size)
     best = _best_config(folder, study, summary, chosen, out.parent)
     best = best.model_copy(update={"launch": launch_lines(best)})
@@ -96,6 +101,36 @@ def export(
     return best
 
 
+def _check_target(out: Path, folder: StudyFolder, bases: Sequence[Path | None]) -> None:
+    """Refuse to write over what is no export, or is what it is made from.
+
+    Raises:
+        ConfigError: it is a file of the user's, who would lose it.
+    """
+    if not out.exists() or _same(out, folder.best_config):
+        return
+    if any(base is not None and _same(out, base) for base in bases):
+        raise ConfigError(
+            f"--out must be another file than the YAML that it is made from, but both are {out}; "
+            "choose another name."
+        )
+    try:
+        content = read_yaml(out)
+    except ConfigError:
+        content = None
+    if isinstance(content, dict):
+        content = content.get(MINDFORMERS_KEY, content)
+    if not isinstance(content, dict) or "provenance" not in content:
+        raise ConfigError(
+            f"--out must be a new file or an earlier export, but {out} is something else, which "
+            "would be lost; choose another name, or remove it."
+        )
+
+
+def _same(path: Path, other: Path) -> bool:
+    return path.resolve() == other.resolve()
+
+
 def _best_config(
     folder: StudyFolder,
     study: StudyFile,
@@ -112,7 +147,9 @@ def _best_config(
         launcher=study.trial.launcher,
         devices_per_node=study.cluster.devices_per_node,
         hosts=study.trial.hosts,
-        remote_shell=study.trial.remote_shell if study.trial.hosts else None,
+        remote_shell=relocated_command(study.trial.remote_shell, old=root, new=target)
+        if study.trial.hosts
+        else None,
         callback=study.trial.callback,
         base_config=base_config and relocated(base_config, old=root, new=target),
         overrides=TrialConfig(study, root, {}).overrides(chosen.knobs),

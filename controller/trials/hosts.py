@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials.commands import module_path
 from mindtune.controller.trials.failure_text import shorten
 from mindtune.controller.trials.node_facts import NodeFacts, node_facts
 
@@ -61,8 +62,7 @@ class Hosts:
             folder: working directory there.
             mark: file in it that was made here (see `shared_mark`); without it nothing starts.
         """
-        own_path = os.environ.get("PYTHONPATH")
-        path = [] if own_path is None else [f"PYTHONPATH={own_path}"]
+        path = [f"{name}={value}" for name, value in module_path(os.environ).items()]
         # In words that all shells understand.
         line = " && ".join(
             [

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from collections.abc import Mapping, Sequence
-from importlib.machinery import ModuleSpec
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +19,8 @@ from mindtune.controller.contract import (
     write_json,
 )
 from mindtune.controller.errors import ConfigError
-from mindtune.controller.trials.commands import names_file
+from mindtune.controller.mindformers.plug_in import ENV_REGISTER_PATH
+from mindtune.controller.trials.program_code import program_code
 from mindtune.controller.trials.study_folder import StudyFolder
 from mindtune.controller.trials.study_setup import StudySetup
 from mindtune.controller.versions import installed_versions
@@ -29,6 +29,9 @@ from mindtune.search.knobs import KnobValue
 __all__ = ["Identity", "keep_identity", "measurement_hash", "study_identity"]
 
 _PACKAGES = ("mindtune", "mindspore")
+_BLOCKS = 64
+_BLOCK = 1 << 16
+"""Of a checkpoint 64 blocks of 64 KiB are read, evenly spaced: 4 MiB."""
 
 
 class Identity(Document):
@@ -67,10 +70,48 @@ def study_identity(setup: StudySetup) -> Identity:
         "constraints": _constraints(study.constraints),
         "score": _score(study.score),
         "overrides": study.to_plain()["overrides"],
-        "the program's code": _code(setup),
-        "installed versions": installed_versions(_PACKAGES),
+        "the program's code": program_code(
+            trial.command, setup.folder, registered=_registered(setup)
+        ),
+        "installed versions": installed_versions(_packages(setup)),
     }
+    if trial.load_checkpoint is not None:
+        parts["the checkpoint's content"] = _sample(setup.folder / trial.load_checkpoint)
     return Identity(parts={name: _hash(part) for name, part in parts.items()})
+
+
+def _packages(setup: StudySetup) -> tuple[str, ...]:
+    """Return the packages whose version a measurement depends on."""
+    return (*_PACKAGES, "mindformers") if setup.config.names_mindformers else _PACKAGES
+
+
+def _registered(setup: StudySetup) -> Path | None:
+    """Return the folder of the user's modules that MindFormers loads; None: there is none."""
+    own = os.environ.get(ENV_REGISTER_PATH)
+    return Path(own) if own and setup.config.names_mindformers else None
+
+
+def _sample(checkpoint: Path) -> dict[str, str]:
+    """Return name -> size and hash of blocks of the files of a checkpoint.
+
+    Training changes every number of it, so that a sample tells as much as the whole, which may be
+    hundreds of gigabytes.
+    """
+    is_folder = checkpoint.is_dir()
+    files = sorted(checkpoint.rglob("*")) if is_folder else [checkpoint]
+    found = {}
+    for path in files:
+        if not path.is_file():
+            continue
+        size = path.stat().st_size
+        content = hashlib.sha256(str(size).encode())
+        with path.open("rb") as stream:
+            for begin in range(0, size, max(_BLOCK, size // _BLOCKS)):
+                stream.seek(begin)
+                content.update(stream.read(_BLOCK))
+        name = str(path.relative_to(checkpoint)) if is_folder else path.name
+        found[name] = content.hexdigest()
+    return found
 
 
 def keep_identity(folder: StudyFolder, identity: Identity) -> None:
@@ -79,11 +120,10 @@ def keep_identity(folder: StudyFolder, identity: Identity) -> None:
     Raises:
         ConfigError: if another study lies in the folder, naming what differs.
     """
-    path = folder.root / Identity.FILE
-    if not path.exists():
-        write_json(path, identity)
+    if not folder.identity.exists():
+        write_json(folder.identity, identity)
         return
-    known = read_document(Identity, path).parts
+    known = read_document(Identity, folder.identity).parts
     different = [name for name, part in identity.parts.items() if known.get(name) != part]
     if different:
         raise ConfigError(
@@ -129,51 +169,3 @@ def _constraints(section: ConstraintsSection) -> dict[str, Any]:
         for name, value in section.to_plain().items()
         if name in _FIRST_CONSTRAINTS or value != unset[name]
     }
-
-
-def _code(setup: StudySetup) -> dict[str, str]:
-    """Return file -> hash of the scripts that the command names, or of its module's package."""
-    words = setup.study.trial.command
-    files = [
-        setup.folder / word
-        for word in words
-        if word.endswith((".py", ".sh")) and names_file(word, setup.folder)
-    ]
-    named = {path.name: path for path in files}
-    if "-m" in words[:-1]:
-        named |= _module_files(words[words.index("-m") + 1])
-    return {
-        name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for name, path in named.items()
-        if path.is_file()
-    }
-
-
-def _module_files(name: str) -> dict[str, Path]:
-    """Return the files of a module, or of a package with all that lie below it."""
-    spec = _find_spec(name)
-    if spec is None or spec.origin is None:
-        return {}
-    origin = Path(spec.origin)
-    if not spec.submodule_search_locations:
-        return {origin.name: origin}
-    root = origin.parent
-    return {str(path.relative_to(root)): path for path in sorted(root.rglob("*.py"))}
-
-
-def _find_spec(name: str) -> ModuleSpec | None:
-    """Find a module as `importlib.util.find_spec` does, but import none of its parents.
-
-    They are the user's code: it may load a framework, or fail.
-    """
-    spec: ModuleSpec | None = None
-    path: Sequence[str] | None = None
-    parts = name.split(".")
-    for count in range(1, len(parts) + 1):
-        full = ".".join(parts[:count])
-        found = (finder.find_spec(full, path) for finder in sys.meta_path)
-        spec = next((entry for entry in found if entry is not None), None)
-        if spec is None:
-            return None
-        path = spec.submodule_search_locations or ()
-    return spec

@@ -32,11 +32,13 @@ _LONGEST_MEETING_S = 1800.0
 """Longest time for the ranks to find together, where the launch itself has no limit."""
 _RANK_DIR = "ranks"
 _RANK_LEFTOVERS = (_RANK_DIR, "ranks.attempt1")
+_RESULTS = ("result.json", "result.rank*.json")
+"""What ranks leave of a launch. Not result*.json: a run keeps the results of its segments."""
 _LEFTOVERS = ("result*.json", "trial.json", "signals.csv", "decisions.jsonl",
               "model_signals.jsonl", "stdout.log", "stderr.log", *_RANK_LEFTOVERS)  # fmt: skip
 """A production run that goes on keeps its records."""
 _RUN_FAILURE_GRACE_S = 60.0
-"""Time for a production run that has recorded a failure or a policy's stop to end by itself."""
+"""Time for a production run that has recorded a failure to end by itself."""
 _STARTUP_FAILURES = (
     "Building networking for MS_SCHED failed",
     "The total number of timed out node",
@@ -179,13 +181,12 @@ def launch(
             ]  # fmt: skip
             return run_supervisors(launches, should_stop, interrupt)
 
+    recorded = _recorded_bytes(trial_dir)
     supervised, reason = start(startup_deadline_s)
     remaining_s = startup_deadline_s - supervised.wall_s
-    if remaining_s <= 0 or not _failed_to_meet(supervised, rank_dir):
+    if remaining_s <= 0 or not _failed_to_meet(supervised, rank_dir, recorded=recorded):
         return _report(spec, supervised, reason, attempts=1)
-    first_dir = rank_dir.rename(trial_dir / "ranks.attempt1")
-    for path in trial_dir.glob("result*.json"):
-        path.rename(first_dir / path.name)
+    _set_attempt_aside(rank_dir)
     again, reason = start(remaining_s)
     again = replace(again, wall_s=supervised.wall_s + again.wall_s)
     return _report(spec, again, reason, attempts=2)
@@ -228,14 +229,37 @@ def _clear(trial_dir: Path, patterns: Sequence[str]) -> None:
                 path.unlink()
 
 
-def _failed_to_meet(supervised: SupervisorReport, rank_dir: Path) -> bool:
+def _recorded_bytes(trial_dir: Path) -> int | None:
+    """Return the size of the table of steps, which a run that goes on has; None: there is none."""
+    try:
+        return (trial_dir / "signals.csv").stat().st_size
+    except OSError:
+        return None
+
+
+def _set_attempt_aside(rank_dir: Path) -> None:
+    """Keep logs and results of the ranks' first attempt; what earlier segments left stays."""
+    first_dir = rank_dir.rename(rank_dir.with_name("ranks.attempt1"))
+    for pattern in _RESULTS:
+        for path in rank_dir.parent.glob(pattern):
+            path.rename(first_dir / path.name)
+
+
+def _failed_to_meet(
+    supervised: SupervisorReport, rank_dir: Path, *, recorded: int | None = None
+) -> bool:
     """Tell whether the ranks did not find together though none of them had failed.
 
     A rank that dies makes the scheduler log the same lines, and then the others, so the first to
     end must have been the scheduler, or a rank that gave up waiting as the scheduler did.
+
+    Args:
+        supervised: how the launch ended.
+        rank_dir: where the ranks' logs are.
+        recorded: size of the table of steps before it; None: there was none.
     """
     own_exits = [name for name in supervised.own_exits if name != "command"]
-    if not own_exits or (rank_dir.parent / "signals.csv").exists():
+    if not own_exits or _recorded_bytes(rank_dir.parent) != recorded:
         return False
     first = own_exits[0]
     if first != "scheduler":

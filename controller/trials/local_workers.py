@@ -15,15 +15,13 @@ from types import TracebackType
 
 from mindtune.controller.device.slots import device_pool, device_slots
 from mindtune.controller.errors import ConfigError
-from mindtune.controller.trials.commands import ENV_STORAGE
+from mindtune.controller.trials.commands import ENV_STORAGE, module_path
 from mindtune.controller.trials.process_tree import die_with_parent
 from mindtune.controller.trials.storage import StorageAddress
 from mindtune.controller.trials.study_setup import StudySetup
 
-__all__ = ["WORKERS", "LocalWorkers", "choose_slots", "tie_to_parent"]
+__all__ = ["LocalWorkers", "choose_slots", "tie_to_parent"]
 
-WORKERS = "workers"
-"""Folder of a study in which local workers have theirs."""
 _HOST = "cpu"
 _ENV_PARENT = "MINDTUNE_WORKER_OF"
 _LEAVE_WAIT_S = 5.0
@@ -105,8 +103,12 @@ class LocalWorkers:
     _processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict, init=False)
 
     def __enter__(self) -> LocalWorkers:  # noqa: PYI034 - typing.Self needs Python 3.11
-        for number, slot in enumerate(self.slots, start=self.first):
-            self._processes[number] = self._start(number, slot)
+        try:
+            for number, slot in enumerate(self.slots, start=self.first):
+                self._processes[number] = self._start(number, slot)
+        except BaseException:
+            self.end()
+            raise
         return self
 
     def __exit__(
@@ -163,7 +165,7 @@ class LocalWorkers:
         folder.mkdir(parents=True, exist_ok=True)
         # A command line can be read by everybody, the environment by this user alone.
         environment = {
-            **os.environ, **slot,
+            **os.environ, **module_path(os.environ), **slot,
             ENV_STORAGE: self.address.url, _ENV_PARENT: str(os.getpid()),
         }  # fmt: skip
         if self.address.variable not in (None, ENV_STORAGE):

@@ -101,11 +101,19 @@ def judge(report: LaunchReport, *, knobs: Mapping[str, KnobValue]) -> TrialOutco
         outcome=finding.outcome,
         exit_codes=report.supervised.exit_codes,
         wall_s=report.supervised.wall_s,
-        message=finding.message,
+        message=_with_left(finding.message, report.supervised.processes_left),
         peak_memory_bytes=memory,
         memory_source=source,
     )
     return TrialOutcome(record=record, result=result, attempts=report.attempts)
+
+
+def _with_left(message: str, processes: int) -> str:
+    """Say of processes that no signal has ended: what is measured next shares the devices."""
+    if not processes:
+        return message
+    left = f"{processes} of its processes could not be ended, and may disturb what follows"
+    return f"{message}; {left}" if message else left
 
 
 def record_outcome(

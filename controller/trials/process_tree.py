@@ -103,12 +103,17 @@ def descendants(root: int) -> set[Process]:
     return found
 
 
-def marked(entry: str) -> set[Process]:
+def marked(entry: str, *, named: str | None = None) -> set[Process]:
     """Return all living processes that were started with `entry` ("NAME=value") set.
 
     The calling process is left out. Processes of other users are not seen.
+
+    Args:
+        entry: of the environment.
+        named: variable that they have besides, whatever its value; None: none.
     """
     wanted = entry.encode()
+    prefix = b"" if named is None else f"{named}=".encode()
     found = set()
     for pid, stat in _alive().items():
         if pid == os.getpid():
@@ -117,7 +122,8 @@ def marked(entry: str) -> set[Process]:
             environment = (_PROC / str(pid) / "environ").read_bytes()
         except OSError:
             continue
-        if wanted in environment.split(b"\0"):
+        entries = environment.split(b"\0")
+        if wanted in entries and any(other.startswith(prefix) for other in entries):
             found.add(Process(pid, stat.start_ticks))
     return found
 

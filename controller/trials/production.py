@@ -41,7 +41,7 @@ from mindtune.controller.mindformers.plug_in import (
     with_callback,
 )
 from mindtune.controller.records import read_signals
-from mindtune.controller.trials.commands import resolve_command
+from mindtune.controller.trials.commands import resolve_command, with_files
 from mindtune.controller.trials.failure_text import last_exception, read_tail
 from mindtune.controller.trials.hosts import Hosts, check_hosts
 from mindtune.controller.trials.launcher import LaunchReport, launch
@@ -84,7 +84,8 @@ class RunPlan:
     @property
     def hosts(self) -> Hosts | None:
         """Machines that msrun's ranks run on; None: this one alone."""
-        return Hosts.of(self.best.hosts, self.best.remote_shell or REMOTE_SHELL)
+        shell = with_files(self.best.remote_shell or REMOTE_SHELL, self.path.parent)
+        return Hosts.of(self.best.hosts, shell)
 
     def program_config(self) -> dict[str, Any]:
         """Return what the program is given: the config, with our callback where it takes one."""
@@ -241,7 +242,7 @@ def _run(plan: RunPlan, out: Path, command: list[str], *, best: Path, mode: str)
         environment[ENV_REGISTER_PATH] = str(register_folder(out, own))
     if plan.faults:
         environment[ENV_FAULTS] = str(out / FaultPlan.FILE)
-    started = time.time()
+    started = time.monotonic()
     try:
         report = launch(
             command,
@@ -259,7 +260,9 @@ def _run(plan: RunPlan, out: Path, command: list[str], *, best: Path, mode: str)
     except KeyboardInterrupt as end:
         if not (out / RunResult.FILE).exists():
             message = f"ended by {end}" if str(end) else "ended by Ctrl-C"
-            result = _write_result(out, "interrupted", time.time() - started, message, plan.faults)
+            result = _write_result(
+                out, "interrupted", time.monotonic() - started, message, plan.faults
+            )
             _tell(plan, out, result)
         raise
     code, written = _conclude(out, report, plan.faults)

@@ -8,15 +8,24 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mindtune.controller.contract import RunResult, read_document, read_json, write_atomic
+from mindtune.controller.contract import (
+    ENV_MARK,
+    ENV_RUN_DIR,
+    RunResult,
+    read_document,
+    read_json,
+    write_atomic,
+)
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.folder_lock import LOCK, locked
+from mindtune.controller.trials.process_tree import end_processes, marked
 
 __all__ = ["claim", "own_result"]
 
 _LOGGER = logging.getLogger(__name__)
 _STATE = ".run.json"
 _UNREADABLE = "result.unreadable.json"
+_LEFTOVER_GRACE_S = 2.0
 
 
 @contextlib.contextmanager
@@ -42,6 +51,10 @@ def claim(out: Path, config_hash: str, mode: str, inputs: Mapping[str, str]) -> 
             _check_free(out, config_hash)
             is_new = not (out / _STATE).exists()
             if not is_new:
+                # Of a killed start: they may be about to end only now, and leave a result as they
+                # do, which is not this segment's.
+                left = f"{ENV_RUN_DIR}={out.resolve()}"
+                end_processes(lambda: marked(left, named=ENV_MARK), grace_s=_LEFTOVER_GRACE_S)
                 _set_result_aside(out)
             identity = {"schema": 1, "config_hash": config_hash, "mode": mode}
             with _undone_on_failure(out, [LOCK, _STATE, *inputs] if is_new else []):

@@ -97,6 +97,12 @@ def storage_address(
             "study.storage must be null, a database URL such as "
             f"postgresql+psycopg://user@host/name, or env:NAME, but got {shown}."
         ) from None
+    if "@" in (parsed.host or ""):
+        # The rest of a password would be taken for the host, and shown.
+        raise ConfigError(
+            "a user or password in study.storage must have its @ written as %40, but got a URL "
+            "with more than one @."
+        )
     is_file = parsed.get_backend_name() == "sqlite" and parsed.database not in (None, ":memory:")
     if is_file and not str(parsed.database).startswith(("/", "file:")):
         file = (Path() if base is None or name is not None else base) / str(parsed.database)

@@ -1,8 +1,8 @@
 """A study's folder on disk: names, one process at a time, nothing half written.
 
-study.yaml, base_config.yaml (as the study measured it), study.db, peak.json, summary.json,
-best_config.yaml and trials/NNNN/repeat_K/, where repeat_0 is the search's own measurement. A
-worker has a folder of its own with nothing but its trials, by default in workers/.
+identity.json, study.yaml, base_config.yaml (as the study measured it), study.db, peak.json,
+summary.json, best_config.yaml and trials/NNNN/repeat_K/, where repeat_0 is the search's own
+measurement. A worker has a folder of its own with nothing but its trials, by default in workers/.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.commands import names_file
 from mindtune.controller.trials.folder_lock import locked
 
-__all__ = ["StudyFolder", "relocated", "relocated_command"]
+__all__ = ["WORKERS", "StudyFolder", "relocated", "relocated_command"]
+
+WORKERS = "workers"
+"""Folder of a study in which workers have theirs."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,11 @@ class StudyFolder:
     def study_file(self) -> Path:
         """The study as it was started, its paths relative to this folder."""
         return self.root / "study.yaml"
+
+    @property
+    def identity(self) -> Path:
+        """What the study's measurements depend on; every study has it."""
+        return self.root / "identity.json"
 
     @property
     def base_config(self) -> Path:
@@ -97,6 +105,23 @@ class StudyFolder:
                 f"{error.strerror}; give another one with --out."
             ) from None
 
+    def check_free(self) -> None:
+        """Refuse to begin a study where it would write over files that are none of its own.
+
+        Raises:
+            ConfigError: if there are such files, as where the study file lies in the folder.
+        """
+        if self.identity.exists():
+            return
+        own = (self.study_file, self.base_config, self.summary, self.best_config)
+        found = [path.name for path in own if path.exists()]
+        if found:
+            raise ConfigError(
+                f"the study folder {self.root} must be new, or that of a study, but it holds "
+                f"{', '.join(found)} and no study, which would write over it; give another one "
+                "with --out."
+            )
+
     def topmost_missing(self) -> Path | None:
         """Return the topmost folder that has to be created; None: the folder exists."""
         if self.root.exists():
@@ -111,17 +136,22 @@ class StudyFolder:
         """Remove what the block has added to the folder if it fails; hold the lock meanwhile.
 
         Args:
-            created: topmost folder that was created for this study and goes with it.
+            created: topmost folder that was created for this study and goes with it, unless
+                somebody else uses it by now.
         """
-        before = set(self.root.iterdir())
+        before: set[Path] = set() if created is not None else set(self.root.iterdir())
         try:
             yield
         except BaseException:
-            if created is not None:
-                shutil.rmtree(created)
-            else:
-                for path in set(self.root.iterdir()) - before:
+            for path in set(self.root.iterdir()) - before:
+                if path.name != WORKERS:  # who has just joined the study is measuring there
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if created is not None:
+                for path in (self.root, *self.root.parents):
+                    with contextlib.suppress(OSError):
+                        path.rmdir()
+                    if path == created:
+                        break
             raise
 
     @contextlib.contextmanager

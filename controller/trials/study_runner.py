@@ -23,7 +23,7 @@ from mindtune.controller.errors import NothingFeasibleError
 from mindtune.controller.trials.ablate import ablate
 from mindtune.controller.trials.export import export
 from mindtune.controller.trials.identity import keep_identity, study_identity
-from mindtune.controller.trials.local_workers import WORKERS, LocalWorkers, choose_slots
+from mindtune.controller.trials.local_workers import LocalWorkers, choose_slots
 from mindtune.controller.trials.peak import PeakFile, needs_measuring, resolve_peak
 from mindtune.controller.trials.preflight import check_launcher, check_ranks
 from mindtune.controller.trials.progress import (
@@ -41,7 +41,12 @@ from mindtune.controller.trials.storage import (
     storage_address,
     storage_errors,
 )
-from mindtune.controller.trials.study_folder import StudyFolder, relocated, relocated_command
+from mindtune.controller.trials.study_folder import (
+    WORKERS,
+    StudyFolder,
+    relocated,
+    relocated_command,
+)
 from mindtune.controller.trials.study_opening import open_search
 from mindtune.controller.trials.study_setup import StudySetup, load_study
 from mindtune.controller.trials.study_state import StudyState
@@ -118,6 +123,7 @@ def run_study(
     created = folder.topmost_missing()
     emit = on_event or (lambda _event: None)
     started = time.monotonic()
+    folder.check_free()
     folder.check_writable()
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.locked())
@@ -170,7 +176,8 @@ def _keep_inputs(setup: StudySetup, folder: StudyFolder, address: StorageAddress
     old, new = setup.folder, folder.root
     content = setup.study.to_plain()
     trial = content["trial"]
-    trial["command"] = relocated_command(trial["command"], old=old, new=new)
+    for name in ("command", "remote_shell"):
+        trial[name] = relocated_command(trial[name], old=old, new=new)
     for name in ("base_config", "load_checkpoint"):
         if trial[name] is not None:
             trial[name] = relocated(trial[name], old=old, new=new)

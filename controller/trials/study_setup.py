@@ -11,7 +11,7 @@ from typing import Any
 from mindtune.controller.contract import StudyFile, read_document, read_yaml
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.metrics.peaks import peak_flops
-from mindtune.controller.trials.commands import resolve_command
+from mindtune.controller.trials.commands import resolve_command, with_files
 from mindtune.controller.trials.hosts import Hosts, check_hosts
 from mindtune.controller.trials.preflight import check_policies
 from mindtune.controller.trials.trial_config import TrialConfig
@@ -42,7 +42,8 @@ class StudySetup:
     @property
     def hosts(self) -> Hosts | None:
         """Machines that msrun's ranks run on; None: this one alone."""
-        return Hosts.of(self.study.trial.hosts, self.study.trial.remote_shell)
+        shell = with_files(self.study.trial.remote_shell, self.folder)
+        return Hosts.of(self.study.trial.hosts, shell)
 
     def check_hosts(self, folder: Path) -> None:
         """Make sure that every machine that the study names can be used.

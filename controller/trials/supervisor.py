@@ -45,7 +45,9 @@ _TICK_S = 0.1
 _SAMPLE_S = 0.5
 """Between two looks at the memory; the kernel's own high-water marks bridge the gaps."""
 
-
+_GOOD_ENDS = ("ok", "stopped")
+"""Outcomes after which a program ends by itself, be it by a save that takes long: `stopped` is
+what a run records that a policy has ended in good order."""
 _ERRORS_READ = 1 << 16
 """Bytes of the end of a log, where Slurm says why a job is over."""
 
@@ -157,7 +159,7 @@ class _Supervision:
             with contextlib.suppress(OSError, ValueError, RecursionError):
                 # A pipe of that name would be waited for without end.
                 result = json.loads(path.read_bytes()) if path.is_file() else None
-                if isinstance(result, dict) and result.get("outcome", "ok") != "ok":
+                if isinstance(result, dict) and result.get("outcome", "ok") not in _GOOD_ENDS:
                     return True
         return False
 

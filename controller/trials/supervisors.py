@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mindtune.controller.trials.commands import module_path
 from mindtune.controller.trials.failure_text import read_tail, shorten
 from mindtune.controller.trials.process_tree import end_processes, marked
 from mindtune.controller.trials.protocol import SupervisorReport, SupervisorSpec
@@ -74,6 +75,7 @@ class _Supervisor:
                 # `-m` puts the working directory in front of the path: not the user's, whose
                 # files may be called like modules of Python.
                 cwd=supervised.spec.trial_dir,
+                env={**os.environ, **module_path(os.environ)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

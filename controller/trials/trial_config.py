@@ -195,6 +195,8 @@ class TrialConfig:
                 return None
             raise ConfigError(f"{self.source}: {key}: {error}") from None
         if not candidates and value not in spelling.values.values():
+            if value is None:
+                return None  # as above
             spelled = ", ".join(f"{name}: {entry!r}" for name, entry in spelling.values.items())
             raise ConfigError(
                 f"the value of {key} in {self.source} must stand for a value of "
@@ -223,7 +225,7 @@ class TrialConfig:
                     f"overrides.{key}.values must spell every value of {target.knob}, but "
                     f"{knob_text(value)} is not among {', '.join(target.spelling.values)}; add it."
                 ) from None
-        return settled(changed, knobs) if self._names_mindformers else changed
+        return settled(changed, knobs) if self.names_mindformers else changed
 
     def environment(
         self, knobs: Mapping[str, KnobValue], *, folder: Path | None = None
@@ -257,7 +259,7 @@ class TrialConfig:
         return tree
 
     @property
-    def _names_mindformers(self) -> bool:
+    def names_mindformers(self) -> bool:
         """Whether the program is said to be MindFormers' trainer, whose keys are known."""
         named = self.study.trial.callback or self.study.constraints.framework
         return named == "mindformers"
@@ -270,7 +272,7 @@ class TrialConfig:
         """
         path = folder / "config.yaml"
         tree = self.merged(self.overrides(knobs))
-        if self._names_mindformers and is_mindformers(self.base):
+        if self.names_mindformers and is_mindformers(self.base):
             base_config = self.base_dir / str(self.study.trial.base_config)
             folders = [base_config.resolve().parent, self.base_dir]
             tree = in_own_folder(tree, folders=folders, repeat=plan.repeat)

@@ -94,14 +94,15 @@ class TrialLoop:
     def run(self) -> None:
         """Measure configs until the proposals end, those of others included.
 
-        A Ctrl-C gives the running trial back to the others, and so does a host that is away.
+        A Ctrl-C gives the running trial back to the others, and so does a host that is away, a
+        full disk, or a progress that nobody reads any more.
 
         Raises:
             ConfigError: if nothing can be measured here any more.
         """
         try:
             self._run()
-        except (KeyboardInterrupt, ConfigError):
+        except (KeyboardInterrupt, ConfigError, OSError):
             self._requeue(mine=True)
             raise
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.identity import study_identity
-from mindtune.controller.trials.local_workers import WORKERS, LocalWorkers, choose_slots
+from mindtune.controller.trials.local_workers import LocalWorkers, choose_slots
 from mindtune.controller.trials.preflight import check_launcher, check_ranks
 from mindtune.controller.trials.progress import Listener, StudyNote
 from mindtune.controller.trials.storage import storage_address, storage_errors
-from mindtune.controller.trials.study_folder import StudyFolder
+from mindtune.controller.trials.study_folder import WORKERS, StudyFolder
 from mindtune.controller.trials.study_opening import follow_plan, join_study
 from mindtune.controller.trials.study_setup import load_study
 
@@ -63,7 +63,7 @@ def run_worker(
             "`mindtune search` was given, or env:NAME."
         )
     own = f"{socket.gethostname()}_{os.getpid()}"
-    root = out or study_file.with_suffix("") / WORKERS / own
+    root = out or study_file.parent / study_file.stem / WORKERS / own
     base = setup.folder if storage is None else None
     address = storage_address(setting, root, base=base)
     slots = choose_slots(setup, workers, os.environ)

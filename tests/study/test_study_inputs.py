@@ -10,6 +10,7 @@ import yaml
 from mindtune.controller.config_tree import get_key, set_key
 from mindtune.controller.contract import KnobsFile, TrialPlan, read_document, write_json
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.trials import identity
 from mindtune.controller.trials.identity import study_identity
 from mindtune.controller.trials.peak import PeakFile, needs_measuring, resolve_peak
 from mindtune.controller.trials.storage import open_storage, storage_address, storage_errors
@@ -50,6 +51,9 @@ def test_base_knobs_are_read_back_through_the_overrides(tiny):
 def test_null_in_the_base_config_leaves_the_knob_to_the_program(tiny):
     base = {"training": {"micro_batch_size": None, "recompute": True}}
     assert load_study(tiny.write(base=base)).base == {"recompute": "full"}
+    # The values of this one are spelled in a way of its own.
+    base = {"training": {"micro_batch_size": 1, "recompute": None}}
+    assert load_study(tiny.write(base=base)).base == {"micro_batch_size": 1}
 
 
 def test_environment_knobs_reach_the_environment(tiny, monkeypatch):
@@ -101,6 +105,7 @@ def test_key_that_the_base_config_lacks_is_refused_with_near_misses(tiny):
         ({"study": {"trails": 3}}, r"unknown key 'trails' at study; allowed: name, trials"),
         ({"trial": {"deadline": "10 parsecs"}}, r"must be a duration"),
         ({"study": {"storage": "postgresql://u:secret@h:port/n"}}, r"study\.storage must be null"),
+        ({"study": {"storage": "postgresql://u:se@cret@h/n"}}, r"must have its @ written as %40"),
         ({"study": {"storage": "sqlite:///a\0b.db"}}, r"study\.storage must be null"),
         ({"overrides": {"a": {"knob": "recompute", "create": True},
                         "a.b": {"knob": "micro_batch_size", "create": True}}},
@@ -131,6 +136,15 @@ def test_keys_may_be_numbers_and_list_indices():
     assert get_key(tree, "layers.0", source="x") == {"size": 1}
     with pytest.raises(ConfigError, match="must exist in x, but '2' does not"):
         get_key(tree, "layers.2.size", source="x")
+    set_key(tree, "3", "trois", source="x", create=True)
+    set_key(tree, "5.6", True, source="x", create=True)
+    set_key(tree, "5.6", False, source="x", create=True)
+    assert tree == {"layers": [{"size": 1}, {"size": 5}], 3: "trois", "5": {"6": False}}
+    nested = {1: {2: {"a": 0}}}
+    set_key(nested, "1.2.b", 3, source="x", create=True)
+    assert nested == {1: {2: {"a": 0, "b": 3}}}
+    with pytest.raises(ConfigError, match=r"lead through sections of x, but .*'b'.* is a str"):
+        set_key(tree, "3.b", 1, source="x", create=True)
 
 
 def test_number_of_ranks_is_the_product_of_the_degrees():
@@ -374,6 +388,20 @@ def test_folder_of_a_study_is_held_by_one_process(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("name", ["study.yaml", "base_config.yaml", "summary.json"])
+def test_a_study_writes_over_nothing_that_is_the_user_s(tiny, name):
+    out = tiny.folder  # as with `--out .`
+    tiny.write()
+    if name != "study.yaml":
+        tiny.study_file.rename(out / "own.yaml")
+        (out / name).write_text("{mine: 1} # and nobody else's")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    study = tiny.study_file if name == "study.yaml" else out / "own.yaml"
+    with pytest.raises(ConfigError, match=rf"it holds {name} and no study"):
+        run_study(study, out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
 def test_failed_preparation_removes_only_what_it_added(tmp_path):
     folder = StudyFolder(tmp_path / "study")
     folder.root.mkdir()
@@ -388,6 +416,27 @@ def test_failed_preparation_removes_only_what_it_added(tmp_path):
     with pytest.raises(ConfigError, match="on purpose"):
         prepare()
     assert [path.name for path in folder.root.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_failed_preparation_leaves_who_has_joined_meanwhile_alone(tmp_path, is_new):
+    folder = StudyFolder(tmp_path / "studies" / "study")
+    if not is_new:
+        folder.root.mkdir(parents=True)
+    created = folder.topmost_missing()
+    folder.check_writable()
+
+    def prepare():
+        with folder.locked(), folder.undone_on_failure(created):
+            folder.summary.write_text("{}")
+            (folder.root / "workers" / "host_7").mkdir(parents=True)
+            raise ConfigError("on purpose")
+
+    with pytest.raises(ConfigError, match="on purpose"):
+        prepare()
+    left = {path.name for path in folder.root.iterdir()}
+    assert left == {"workers"} if is_new else {"workers", ".lock"}
+    assert (folder.root / "workers" / "host_7").is_dir()
 
 
 # The peak
@@ -446,6 +495,17 @@ def test_the_peak_of_this_machine_is_not_that_of_slurm_s_nodes(tiny):
         resolved(tiny, model=MODEL, cluster={"peak_flops": "measure"}, trial={"launcher": "slurm"})
 
 
+def test_a_remote_shell_may_be_a_file_beside_the_study(tiny):
+    (tiny.folder / "shell.sh").touch()
+    path = tiny.write(
+        trial={"launcher": "msrun", "hosts": ["here", "there"],
+               "remote_shell": ["./shell.sh", "-F", "shell.sh", "-q"]},
+        cluster={"num_devices": 2, "devices_per_node": 1},
+    )  # fmt: skip
+    script = str(tiny.folder / "shell.sh")
+    assert load_study(path).hosts.shell == (script, "-F", script, "-q")
+
+
 def test_code_of_a_module_counts_but_none_of_it_is_imported(tiny, monkeypatch):
     package = tiny.folder / "users_package"
     (package / "job").mkdir(parents=True)
@@ -461,6 +521,81 @@ def test_code_of_a_module_counts_but_none_of_it_is_imported(tiny, monkeypatch):
     (package / "job" / "__main__.py").write_text("pass\n")
     assert study_identity(load_study(path)).parts[part] != before
     assert "users_package" not in sys.modules
+
+
+def test_what_a_script_imports_from_its_folder_counts(tiny):
+    (tiny.folder / "train.py").write_text(
+        "import json\nfrom model import Net\nimport parts.data.text as text\nx = '\\d'\n"
+    )
+    (tiny.folder / "model.py").write_text("from layers import dense\nimport model\n")
+    for package in ("layers", "parts/data"):
+        (tiny.folder / package).mkdir(parents=True)
+    for name in ("layers/__init__", "layers/dense", "parts/data/text", "plots"):
+        (tiny.folder / f"{name}.py").write_text("raise SystemExit('imported')\n")
+    path = tiny.write(trial={"command": ["python", "train.py", "--config", "{config}"]})
+
+    def code():
+        return study_identity(load_study(path)).parts["the program's code"]
+
+    known = {code()}
+    for name in ("model", "layers/dense", "parts/data/text", "train"):
+        with (tiny.folder / f"{name}.py").open("a") as source:
+            source.write("pass\n")
+        assert code() not in known, name
+        known.add(code())
+    (tiny.folder / "plots.py").write_text("pass\n")
+    assert code() in known, "nothing imports it"
+    (tiny.folder / "model.py").write_text("no Python at all\n")
+    assert code() not in known
+
+
+def test_scripts_of_one_name_are_told_apart(tiny):
+    for name in ("a", "b"):
+        (tiny.folder / name).mkdir()
+        (tiny.folder / name / "run.py").write_text(f"'{name}'\n")
+    command = ["python", "a/run.py", "b/run.py", "{config}"]
+    path = tiny.write(trial={"command": command})
+    before = study_identity(load_study(path)).parts
+    (tiny.folder / "a" / "run.py").write_text("'c'\n")
+    assert study_identity(load_study(path)).parts != before
+
+
+def test_another_checkpoint_under_the_same_name_is_another_study(tiny):
+    folder = tiny.folder / "checkpoint"
+    folder.mkdir()
+    content = bytearray(10 * 2**20)
+    (folder / "model.ckpt").write_bytes(content)
+    path = tiny.write(trial={"load_checkpoint": "checkpoint"})
+
+    def parts():
+        return study_identity(load_study(path)).parts
+
+    before = parts()
+    assert parts() == before
+    for begin in range(0, len(content), 4096):
+        content[begin] = 1  # as training changes all of it
+    (folder / "model.ckpt").write_bytes(content)
+    changed = parts()
+    assert [name for name in before if changed[name] != before[name]] == [
+        "the checkpoint's content"
+    ]
+    (folder / "extra.ckpt").touch()
+    assert parts() not in (before, changed)
+
+
+def test_mindformers_and_what_it_registers_count_where_it_trains(tiny, monkeypatch):
+    asked = []
+    monkeypatch.setattr(identity, "installed_versions", lambda names: asked.append(names) or {})
+    study_identity(load_study(tiny.write()))
+    path = tiny.write(constraints={"framework": "mindformers"})
+    before = study_identity(load_study(path)).parts
+    assert ["mindformers" in names for names in asked] == [False, True]
+    # And so do the modules that it registers.
+    (tiny.folder / "mine").mkdir()
+    monkeypatch.setenv("REGISTER_PATH", str(tiny.folder / "mine"))
+    assert study_identity(load_study(path)).parts == before
+    (tiny.folder / "mine" / "model.py").touch()
+    assert study_identity(load_study(path)).parts != before
 
 
 def test_with_slurm_ranks_of_several_nodes_fill_them(tiny):

@@ -182,6 +182,28 @@ def test_export_refuses_a_batch_that_does_not_add_up(project):
     assert not out.exists()
 
 
+def test_export_writes_over_exports_alone(project):
+    out = project.folder / "best.yaml"
+    export(project.out, out=out)
+    export(project.out, out=out, trial=0)
+    assert read_document(BestConfig, out).knobs["micro_batch_size"] == 1
+    own = {
+        name: (project.folder / name).read_bytes()
+        for name in ("base.yaml", "study.yaml", "tiny_trial.py")
+    }
+    for name in own:
+        with pytest.raises(ConfigError, match=f"--out must be .*{name}"):
+            export(project.out, out=project.folder / name)
+    # The base of this study may be an export itself.
+    provenance = {"provenance": {"study": "earlier", "trial": 1}}
+    earlier = {**yaml.safe_load(own["base.yaml"]), "mindtune": provenance}
+    (project.folder / "base.yaml").write_text(yaml.safe_dump(earlier))
+    with pytest.raises(ConfigError, match="another file than the YAML that it is made from"):
+        export(project.out, out=project.folder / "base.yaml")
+    assert yaml.safe_load((project.folder / "base.yaml").read_text()) == earlier
+    assert all((project.folder / name).read_bytes() == own[name] for name in list(own)[1:])
+
+
 def test_export_refuses_a_text_where_a_number_belongs(project):
     path = project.out / "summary.json"
     summary = json.loads(path.read_text())
@@ -351,6 +373,37 @@ def test_unfinished_run_goes_on_in_its_folder_and_another_does_not(project):
         run_best_config(best, project.folder / "file" / "run")
 
 
+LATE = """
+import json, os, signal, sys, time
+from pathlib import Path
+folder = Path(os.environ["MINDTUNE_RUN_DIR"])
+if (folder / "waiting").exists():
+    sys.exit(0)
+def end(*_):
+    time.sleep(0.5)
+    result = {"outcome": "interrupted", "steps": 1, "wall_s": 1.0}
+    (folder / "result.json").write_text(json.dumps(result))
+    os._exit(1)
+signal.signal(signal.SIGTERM, end)
+(folder / "waiting").touch()
+time.sleep(600)
+"""
+
+
+def test_a_killed_run_that_is_about_to_end_leaves_its_result_before_the_next_segment(tmp_path):
+    best, out = tmp_path / "best.yaml", tmp_path / "run"
+    (tmp_path / "late.py").write_text(LATE)
+    best.write_text(yaml.safe_dump({"schema": 1, "command": ["python", "late.py"]}))
+    run = start("run", best, "--out", out)
+    wait_for(out / "waiting")
+    run.kill()
+    run.communicate()
+    assert run_best_config(best, out) == 0
+    assert left_of(out) == []
+    assert read_document(RunResult, out / "result.json").outcome == "ok"
+    assert read_document(RunResult, out / "result.segment_1.json").outcome == "interrupted"
+
+
 def test_ctrl_c_ends_the_whole_run(project):
     set_ending(project, "wait")
     best, out = project.out / "best_config.yaml", project.folder / "run"
@@ -375,7 +428,7 @@ def start(*arguments):
 
 
 def wait_for(path):
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not path.exists():
         assert time.monotonic() < end
         time.sleep(0.05)

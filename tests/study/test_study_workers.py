@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import optuna
 import psutil
@@ -16,6 +17,7 @@ from optuna.trial import TrialState
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials import study_opening
 from mindtune.controller.trials.crew import Crew, Member
+from mindtune.controller.trials.local_workers import LocalWorkers
 from mindtune.controller.trials.process_tree import identify
 from mindtune.controller.trials.progress import StudyNote, TrialEnded, TrialStarted
 from mindtune.controller.trials.storage import open_storage, storage_address
@@ -113,6 +115,16 @@ def test_what_others_end_between_the_last_looks_is_taken_over(tiny, monkeypatch,
     assert len(after.trials) == 3
 
 
+def test_no_worker_is_left_where_one_cannot_be_started(tiny):
+    (tiny.out / "workers").mkdir(parents=True)
+    (tiny.out / "workers" / "2").touch()
+    address = storage_address(None, tiny.out)
+    local = LocalWorkers(tiny.write(), tiny.out / "workers", address, [{}, {}], say=print)
+    with pytest.raises(FileExistsError), local:
+        pass
+    assert workers_of(SimpleNamespace(pid=os.getpid())) == []
+
+
 def test_workers_end_with_their_search_and_the_study_goes_on_later(tiny, wait_for):
     tiny.write(**WAITING, study={"trials": 5})
     search = subprocess.Popen(
@@ -195,14 +207,15 @@ def test_a_report_that_comes_too_late_is_dropped_and_the_study_goes_on(tiny):
     assert first[1][2:4] == first[2][2:4]
 
 
-def test_a_base_that_was_interrupted_is_config_0_whoever_measures_it(tiny):
+@pytest.mark.parametrize("end", [KeyboardInterrupt, BrokenPipeError])
+def test_a_base_that_was_interrupted_is_config_0_whoever_measures_it(tiny, end):
     tiny.write(trial={"repeats": 1}, study={"trials": 3})
 
     def interrupt(event):
         if isinstance(event, TrialStarted) and event.number == 0 and len(stored(tiny).trials) == 1:
-            raise KeyboardInterrupt
+            raise end
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(end):
         run_study(tiny.study_file, tiny.out, on_event=interrupt)
     assert [t.state for t in stored(tiny).trials] == [TrialState.FAIL, TrialState.WAITING]
     ended = []

@@ -11,10 +11,12 @@ from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials import commands
 from mindtune.controller.trials.commands import (
     free_port,
+    module_path,
     msrun_command,
     resolve_command,
     trial_environment,
 )
+from mindtune.controller.trials.hosts import Hosts
 
 
 def test_config_interpreter_and_files_are_filled_in(tmp_path):
@@ -66,6 +68,24 @@ def test_the_environment_finds_this_interpreter_first_and_carries_the_mark():
         "MINDTUNE_TRIAL_DIR": "/t r",
         "MARK": "17",
     }
+
+
+def test_modules_are_found_from_every_folder_where_they_were_found_from_here(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    given = {"PYTHONPATH": f"lib{os.pathsep}/opt/x{os.pathsep}"}
+    meant = f"{tmp_path}/lib{os.pathsep}/opt/x{os.pathsep}{tmp_path}"
+    assert module_path(given) == {"PYTHONPATH": meant}
+    assert module_path({}) == module_path({"PYTHONPATH": ""}) == {}
+    found = trial_environment({}, trial_dir=None, mark="MARK=17", base=given)
+    assert found["PYTHONPATH"] == meant
+    own = trial_environment({"PYTHONPATH": "knob"}, trial_dir=None, mark="MARK=17", base=given)
+    assert own["PYTHONPATH"] == "knob"
+    monkeypatch.setenv("PYTHONPATH", "lib")
+    hosts = Hosts(("here", "there"), ("ssh",))
+    line = hosts.command(1, ["module"], folder=tmp_path, mark=tmp_path / "mark")[-1]
+    assert f"PYTHONPATH={tmp_path}/lib " in line
 
 
 def test_every_process_of_msrun_is_started_through_the_wrapper():

@@ -377,6 +377,8 @@ def test_a_kill_without_evidence_is_a_crash_and_with_evidence_an_oom(program):
     assert outcome().outcome == "crash"
     assert outcome().message == "killed by SIGKILL"
     assert outcome(exit_codes={"command": -40}).message == "killed by signal 40"
+    told = "killed by SIGKILL; 2 of its processes could not be ended, and may disturb what follows"
+    assert outcome(processes_left=2).message == told
     assert outcome(kernel_oom_kills=1).outcome == "oom"
     limit = report.supervised.memory_limit_bytes
     assert outcome(peak_tree_rss_bytes=int(0.85 * limit)).outcome == "oom"

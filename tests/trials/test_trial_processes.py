@@ -103,6 +103,9 @@ def test_failed_results_of_earlier_segments_end_no_run_that_goes_on(tmp_path):
     for name in ("result.segment_1.json", "result.unreadable.json"):
         (tmp_path / name).write_text('{"outcome": "crash"}')
     assert not supervision.has_failure()
+    # Whoever was stopped by a policy may save for minutes.
+    (tmp_path / "result.json").write_text('{"outcome": "stopped"}')
+    assert not supervision.has_failure()
     (tmp_path / "result.rank1.json").write_text('{"outcome": "crash"}')
     assert supervision.has_failure()
 
@@ -384,5 +387,23 @@ def test_ranks_that_did_not_meet_are_told_from_one_that_died(
     codes = {"command": None, "rank0": None, "rank1": 1, "scheduler": 1}
     ending = SupervisorReport(ended_by="rank_failed", exit_codes=codes, own_exits=ended)
     assert launcher._failed_to_meet(ending, ranks) is again
-    (tmp_path / "signals.csv").touch()
+    table = tmp_path / "signals.csv"
+    table.touch()
     assert not launcher._failed_to_meet(ending, ranks), "they had met before"
+    # Of a run that goes on, the table has the steps of its earlier segments.
+    assert launcher._failed_to_meet(ending, ranks, recorded=0) is again
+    table.write_text("step\n1\n")
+    assert not launcher._failed_to_meet(ending, ranks, recorded=0), "they had met before"
+
+
+def test_a_second_attempt_takes_nothing_of_the_earlier_segments_of_a_run(tmp_path):
+    ranks = tmp_path / "ranks"
+    ranks.mkdir()
+    (ranks / "scheduler.log").touch()
+    segments = {"result.segment_1.json", "result.unreadable.json"}
+    for name in (*segments, "result.json", "result.rank3.json"):
+        (tmp_path / name).touch()
+    launcher._set_attempt_aside(ranks)
+    assert {path.name for path in tmp_path.iterdir()} == {*segments, "ranks.attempt1"}
+    kept = {path.name for path in (tmp_path / "ranks.attempt1").iterdir()}
+    assert kept == {"scheduler.log", "result.json", "result.rank3.json"}
