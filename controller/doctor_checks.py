@@ -121,7 +121,11 @@ def check_gpu(mindspore: Verdict, gpus: list[GpuDescription], problem: str) -> V
         return Verdict(ok=False, why=f"mindspore: {mindspore.why}")
     if not _plugin("gpu*"):
         return Verdict(ok=False, why="this build of MindSpore has no CUDA back end")
-    too_new = [gpu for gpu in gpus if gpu.compute_capability and gpu.compute_capability >= (9, 0)]
+    too_new = [
+        gpu
+        for gpu in gpus
+        if gpu.compute_capability and gpu.compute_capability >= _CUDA_CAPABILITY_LIMIT
+    ]
     if len(too_new) == len(gpus):
         major, minor = too_new[0].compute_capability or _CUDA_CAPABILITY_LIMIT
         return Verdict(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from typing import Any, TextIO
 
@@ -11,12 +10,9 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
+from mindtune.controller.printable import printable
+
 __all__ = ["err", "out", "print_json"]
-
-
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Characters that steer a terminal or cannot be written; messages of other programs hold them."""
-
 
 _NARROWEST = 40
 """Columns of the narrowest terminal that tables are laid out for."""
@@ -31,11 +27,7 @@ class _Plain(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a text without control characters."""
-        return super().render_str(_CONTROL.sub(_spelled, text), **options)
-
-
-def _spelled(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode()
+        return super().render_str(printable(text), **options)
 
 
 def out() -> Console:

@@ -47,8 +47,12 @@ def doctor(
         features.add_row("yes" if entry.ok else "no", entry.feature, entry.why)
     console.print(versions)
     for device in document.devices:
-        facts = ", ".join(f"{key} {value}" for key, value in device.items())
+        known = device.get("peaks", {})
+        facts = ", ".join(f"{key} {value}" for key, value in device.items() if key != "peaks")
         console.print(f"device: {facts}")
+        for precision, peak in known.items():
+            flops = "-" if peak["flops"] is None else f"{peak['flops'] / 1e12:g} TFLOP/s"
+            console.print(f"  peak in {precision}: {flops} ({peak['source']})")
     console.print(features)
     for peak in document.peaks:
         facts = ", ".join(f"{key} {value}" for key, value in peak.items())

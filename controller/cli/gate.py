@@ -16,7 +16,7 @@ from mindtune.controller.cli.log_options import FormatOption, MapOption, StudyOp
 __all__ = ["gate"]
 
 EXIT_FAILED = 1
-_WORDS = {True: "ok", False: "FAILED", None: "not measured"}
+_WORDS = {True: "ok", False: "FAILED", None: "not judged"}
 
 
 def gate(
@@ -34,7 +34,7 @@ def gate(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write a JUnit file.")] = None,
 ) -> int:
-    """Pass or fail a run by rules over its metrics and signals; exit code 1 if one fails."""
+    """Pass or fail a run by rules over its metrics, signals and end; exit code 1 if one fails."""
     from mindtune.controller.contract import write_atomic
     from mindtune.controller.reports.gate import judge_run, to_junit
 

@@ -99,8 +99,8 @@ def _news(status: RunStatus) -> Iterator[tuple[object, str]]:
     """Yield what has a line of its own, each with what it is known by."""
     from mindtune.controller.watch.views import decision_line, finding_line
 
-    for found in status.findings:
-        yield (found.kind, found.step), finding_line(found)
+    for run, found in status.findings:
+        yield (run, found.kind, found.step), finding_line((run, found))
     for record in status.decisions:
         line = decision_line(record)
         yield line, line

@@ -64,6 +64,7 @@ from mindtune.controller.contract.run_files import (
     RunResult,
 )
 from mindtune.controller.contract.run_metrics import METRICS, Metric, RunMetrics, StepCounts
+from mindtune.controller.contract.run_plan import RunPlan
 from mindtune.controller.contract.signal_table import (
     SignalRow,
     format_header,
@@ -158,6 +159,7 @@ __all__ = [
     "ReplayRun",
     "RunConditions",
     "RunMetrics",
+    "RunPlan",
     "RunResult",
     "ScoreSection",
     "SignalFigures",

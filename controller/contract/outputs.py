@@ -255,8 +255,9 @@ class GateCheck(ContractModel):
 
     rule: str
     ok: bool | None
-    """Null: the metric was not measured."""
+    """Null: there is nothing to judge by, and the rule does not require it."""
     value: Number | None
+    """Null: not measured, or the rule is over how the run ended."""
     limit: Number | None
     message: str
 

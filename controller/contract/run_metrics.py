@@ -12,7 +12,13 @@ from typing import ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from mindtune.controller.contract.base import ContractModel, Count, Document, Number
+from mindtune.controller.contract.base import (
+    ContractModel,
+    Count,
+    Document,
+    Number,
+    PositiveCount,
+)
 from mindtune.controller.contract.conditions import RunConditions
 from mindtune.controller.contract.outputs import FindingRecord
 
@@ -42,9 +48,12 @@ class StepCounts(ContractModel):
     """Of them, those whose time counts."""
     excluded: dict[str, Count] = Field(default_factory=dict)
     """What the time of the others went into besides training (compile, eval, save; first: the
-    first of a segment that tells no phase, which compiles) -> how many."""
+    first, and the first with a time, of a segment that tells no phase, which compiles) -> how
+    many."""
     segments: Count = 1
     """1, and one more after each resume."""
+    interval: PositiveCount | None = None
+    """Steps that a record stands for; null: written before this was told."""
 
 
 class Convergence(ContractModel):

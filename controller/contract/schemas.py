@@ -24,6 +24,7 @@ from mindtune.controller.contract.outputs import (
 from mindtune.controller.contract.profile_record import ProfileRecord
 from mindtune.controller.contract.run_files import BestConfig, DecisionRecord, RunResult
 from mindtune.controller.contract.run_metrics import RunMetrics
+from mindtune.controller.contract.run_plan import RunPlan
 from mindtune.controller.contract.study_file import StudyFile
 from mindtune.controller.contract.trial_files import KnobsFile, TrialRecord, TrialResult
 from mindtune.policies.signals import SIGNAL_NAMES
@@ -44,6 +45,7 @@ DOCUMENTS: dict[str, type[BaseModel]] = {
     "run_result": RunResult,
     "run_conditions": RunConditions,
     "run_metrics": RunMetrics,
+    "run_plan": RunPlan,
     "faults": FaultPlan,
     "gate": GateFile,
     "goals": GoalsFile,

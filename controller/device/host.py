@@ -13,11 +13,12 @@ from mindtune.controller.device.reading import DeviceReading, ProbeError
 from mindtune.controller.device.spinning import WorkerThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = ["HostProbe", "cpu_name", "host_memory_bytes", "usable_cores"]
 
 _CGROUP = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
 # Walking every process of a machine costs milliseconds, and data workers live for a whole run.
 _TREE_REFRESH_S = 5.0
 # The kernel counts processor time in ticks of 10 ms: over less than a few of them the share is
@@ -144,23 +145,51 @@ def _busy_s() -> float:
 
 
 def usable_cores() -> float:
-    """Cores that this process may use: its affinity, less where a container sets a quota."""
+    """Cores that this process may use: its affinity, less where a container or job has a quota."""
     affinity = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    quota = _read_words(_CGROUP / "cpu.max")
-    if len(quota) == 2 and quota[0].isdecimal() and quota[1].isdecimal():
-        return min(float(affinity), int(quota[0]) / int(quota[1]))
-    return float(affinity)
+    limits = [float(affinity)]
+    for folder in _cgroups("cpu"):
+        quota = _read_words(folder / "cpu.max") or [
+            word
+            for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            for word in _read_words(folder / name)
+        ]
+        if len(quota) == 2 and all(word.isdecimal() and int(word) > 0 for word in quota):
+            limits.append(int(quota[0]) / int(quota[1]))
+    return min(limits)
 
 
 def host_memory_bytes() -> int:
-    """Memory of the machine, or the container's limit where that is smaller."""
-    total = int(psutil.virtual_memory().total)
-    limit = _read_words(_CGROUP / "memory.max")
-    if len(limit) == 1 and limit[0].isdecimal():
-        return min(total, int(limit[0]))
-    return total
+    """Memory of the machine, or the limit of a container or batch job where that is smaller."""
+    limits = [int(psutil.virtual_memory().total)]
+    for folder in _cgroups("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            words = _read_words(folder / name)
+            if len(words) == 1 and words[0].isdecimal() and int(words[0]) > 0:
+                limits.append(int(words[0]))
+    return min(limits)
+
+
+def _cgroups(controller: str) -> Iterator[Path]:
+    """Yield the control groups whose limits hold for this process, the innermost first.
+
+    Of version 2 there is one tree, of version 1 one per controller. Inside a container the own
+    path may be the host's and not be there: the container's limits then stand at the root.
+    """
+    try:
+        lines = _OWN_CGROUPS.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = ["0::/"]
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = _CGROUP / controller if controllers else _CGROUP
+        inner = Path(path.lstrip("/"))
+        yield from (root / part for part in (inner, *inner.parents) if part != Path())
+        yield root
 
 
 def cpu_name() -> str:
@@ -177,12 +206,12 @@ def cpu_name() -> str:
 
 
 def _cost(process: psutil.Process) -> tuple[float, int] | None:
-    """Processor seconds and resident bytes; None where the process has ended."""
+    """Processor seconds and resident bytes; None where the process has ended or is another's."""
     try:
         with process.oneshot():
             times = process.cpu_times()
             return times.user + times.system, int(process.memory_info().rss)
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None
 
 

@@ -16,6 +16,7 @@ from typing_extensions import Self
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.live.batch import batch_facts
 from mindtune.controller.live.opening import make_engine, open_session
+from mindtune.controller.live.plan import EpochPlan
 from mindtune.controller.live.session import LiveSession
 from mindtune.controller.live.settings import load_settings
 from mindtune.controller.live.state import ControllerState, read_state
@@ -124,6 +125,7 @@ class TuneCallback(Callback):
         self._folder: RunFolder | None = None
         self._carried: ControllerState | None = None
         self._calls = 0
+        self._plan: EpochPlan | None = None
         self._checkpoint = ""
         self.gave_up = False
         """Whether it failed and watches no more."""
@@ -217,6 +219,15 @@ class TuneCallback(Callback):
             folder=self._folder,
             resumed=self._carried,
         )
+        if self._folder is not None and not self._settings.in_trial:
+            # A trial ends after the steps that it was asked for.
+            self._plan = EpochPlan(
+                self._folder.path,
+                epochs=params.get("epoch_num") or 0,
+                batches=params.get("batch_num") or 0,
+                calls=self._calls,
+                step=self._session.step,
+            )
         self._checkpoint = _latest_checkpoint(params)
 
     @_contained
@@ -248,6 +259,8 @@ class TuneCallback(Callback):
         num_steps = max(1, params.cur_step_num - self._calls)
         self._calls = params.cur_step_num
         session.end_call(params.net_outputs, num_steps=num_steps)
+        if self._plan is not None:
+            self._plan.take(calls=self._calls, step=session.step)
         if saved:
             session.keep_state()
         if session.stop_reason is not None:

@@ -18,6 +18,7 @@ from mindtune.controller.live.layout import ParallelLayout
 from mindtune.controller.live.loss_scale import LossScale
 from mindtune.controller.live.opening import make_engine, open_session
 from mindtune.controller.live.packed import StepReport
+from mindtune.controller.live.plan import PlanWriter
 from mindtune.controller.live.session import LiveSession
 from mindtune.controller.live.settings import load_settings
 from mindtune.controller.live.state import ControllerState, read_state
@@ -60,6 +61,8 @@ class tune_loop:  # noqa: N801 - read as a statement: `with tune_loop(...) as lo
         effective: As for `TuneCallback`.
         eval_fn: As for `TuneCallback`.
         model_signals: As for `TuneCallback`; it needs `batches` to get one.
+        planned_steps: Number of the last optimizer step that the loop is to make, for `mindtune
+            watch`; None: not known.
 
     Raises:
         ConfigError: The config or a value is not valid.
@@ -84,7 +87,11 @@ class tune_loop:  # noqa: N801 - read as a statement: `with tune_loop(...) as lo
         effective: Callable[[], Mapping[str, Any]] | None = None,
         eval_fn: Callable[[], float] | None = None,
         model_signals: Callable[..., Mapping[str, Any]] | None = None,
+        planned_steps: int | None = None,
     ) -> None:
+        if planned_steps is not None and planned_steps < 1:
+            raise ConfigError(f"planned_steps must be at least 1, but got {planned_steps}.")
+        self._planned_steps = planned_steps
         self._settings = load_settings(config, os.environ)
         self._workload = Workload(
             tokens_per_sample=tokens_per_sample,
@@ -142,6 +149,8 @@ class tune_loop:  # noqa: N801 - read as a statement: `with tune_loop(...) as lo
         self._session, self._folder = open_session(
             self._settings, self._workload, self.step, resumed=self._carried
         )
+        if self._folder is not None and not self._settings.in_trial:
+            PlanWriter(self._folder.path, basis="the program says so").tell(self._planned_steps)
         return self
 
     def __exit__(

@@ -171,7 +171,12 @@ def open_session(
         resumed = _saved_state(settings, adapter)
     if acts:
         resumed = _agreed(resumed, place)
-    session.begin(resumed=resumed)
+    try:
+        session.begin(resumed=resumed)
+    except BaseException as error:
+        # Its threads live already; the watchdog's would take the silence that follows for a hang.
+        session.end(error)
+        raise
     if not agrees and not settings.observes_only and settings.wants_to_act:
         session.advise(
             "ranks_not_agreed",

@@ -33,6 +33,8 @@ __all__ = ["Profiler", "ProfilerWindow"]
 _LOGGER = logging.getLogger(__name__)
 _REQUEST = "request"
 _LONGEST = 4
+_MOST_FAILURES = 5
+"""Looks at what cannot be read, which may be half written: it costs the training thread."""
 _LOOK_EVERY_S = 1.0
 """A name on a shared file system may take milliseconds to look up."""
 _PHASES = (None, "train", "profile")
@@ -60,6 +62,8 @@ class _Window:
     folder: Path
     began_s: float
     cost_s: float
+    failures: int = 0
+    """Times that what was written could not be read."""
     seen: int = 0
     first_step: int = 0
     last_step: int = 0
@@ -90,6 +94,7 @@ class ProfilerWindow:
         self._clock = clock
         self._kinds = frozenset(kind.value for kind in settings.findings)
         self._request = folder.profile_request
+        self._is_deaf = False
         self._looked_s = -_LOOK_EVERY_S
         self._left = settings.max_windows - len(read_profiles(folder.profiles))
         self._step = 0
@@ -134,7 +139,7 @@ class ProfilerWindow:
 
     def end(self) -> None:
         """Close what is open and write what has been summarised."""
-        if self._window is not None and self._steps:
+        if self._window is not None:
             self.turn()
         for window, steps in self._waiting:
             self._write(window, steps, final=True)
@@ -155,9 +160,16 @@ class ProfilerWindow:
 
     def _is_requested(self, step: int) -> bool:
         """Look for the file, and take it away: it was seen."""
-        if not self._request.exists():
+        if self._is_deaf:
             return False
-        self._request.unlink(missing_ok=True)
+        try:
+            self._request.unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:  # a folder, or one that this process may not write to
+            _LOGGER.warning("%s cannot be removed, so it is not heard: %s", self._request, error)
+            self._is_deaf = True
+            return False
         if self._left <= 0:
             _LOGGER.warning(
                 "step %d: no profiler window is left of %d; raise profiler.max_windows",
@@ -183,8 +195,10 @@ class ProfilerWindow:
     def _count(self, window: _Window, timed: StepTime, data_time_s: float | None) -> bool:
         end_s = self._clock()
         window.seen += 1
-        if timed.phase in _PHASES:
-            self._steps.append((max(window.began_s, end_s - timed.step_time_s), end_s))
+        began_s = max(window.began_s, end_s - timed.step_time_s)
+        # The clock of the kernels' times may be set back: such a step tells nothing.
+        if timed.phase in _PHASES and began_s < end_s:
+            self._steps.append((began_s, end_s))
             window.first_step = window.first_step or timed.step
             window.last_step = timed.step
             if data_time_s is None or window.data_s is None:
@@ -208,10 +222,17 @@ class ProfilerWindow:
     def _write(self, window: _Window, steps: list[Span], *, final: bool) -> bool:
         """Write what a window showed; False: its summary is not ready."""
         began_s = self._clock()
-        shares = self._profiler.shares(window.folder, steps)
-        if shares is None and not final:
-            return False
-        message = "" if shares else "the profiler's own analysis was not ready when the run ended"
+        shares: Shares | None = None
+        message = ""
+        try:
+            shares = self._profiler.shares(window.folder, steps)
+        except Exception as error:  # noqa: BLE001 - a file of another version, or half of one
+            window.failures += 1
+            message = f"what the profiler wrote cannot be read: {error}"
+        if shares is None:
+            if not final and window.failures < _MOST_FAILURES:
+                return False
+            message = message or "the profiler's own analysis was not ready when the run ended"
         shares = shares or Shares()
         total_s = sum(end - begin for begin, end in steps)
         data = None if window.data_s is None else min(1.0, window.data_s / total_s)

@@ -31,12 +31,15 @@ __all__ = [
     "block_interval",
     "block_length",
     "count_interval",
-    "means",
-    "medians",
+    "mean_interval",
+    "quantile_interval",
+    "rate_interval",
     "slope_interval",
 ]
 
 Array = npt.NDArray[np.float64]
+Values = Sequence[float] | Array
+Interval = tuple[float, float]
 Statistic = Callable[[Array], Array]
 """Maps rows of values to one number each."""
 
@@ -44,42 +47,102 @@ _NUM_RESAMPLES = 1000
 _LEAST = 8
 """Fewer values tell nothing about their own scatter."""
 _MOST = 4096
-"""Longer series are drawn from as means of neighbours, which keeps what they remember."""
+"""Longer series are drawn from as fewer values: means of neighbours, where means are asked for,
+which keeps what they remember; else every k-th, which makes the interval no narrower."""
+_ROUNDED = 0.25
+"""Share of distinct values up to which a series is one of rounded values."""
 _TAILS = (2.5, 97.5)
 _Z = 1.96
 
 
-def means(rows: Array) -> Array:
-    """Return the mean of each row."""
-    return np.asarray(rows.mean(axis=1))
-
-
-def medians(rows: Array) -> Array:
-    """Return the median of each row."""
-    return np.asarray(np.median(rows, axis=1))
-
-
-def block_interval(
-    values: Sequence[float] | Array, statistic: Statistic
-) -> tuple[float, float] | None:
-    """Return the 95 % interval of a statistic of a series.
+def mean_interval(values: Values) -> Interval | None:
+    """Return the 95 % interval of the mean of a series.
 
     Args:
         values: In the order of their steps, all finite.
-        statistic: Takes rows of values, such as `np.mean` over axis 1.
 
     Returns:
         None for fewer than 8 values.
     """
-    series = _shortened(np.asarray(values, dtype=np.float64))
-    if len(series) < _LEAST:
+    return _drawn_interval(_shortened(np.asarray(values, dtype=np.float64)), _means)
+
+
+def block_interval(values: Values, statistic: Statistic) -> Interval | None:
+    """Return the 95 % interval of any statistic of a series.
+
+    Args:
+        values: As of `mean_interval`.
+        statistic: Takes rows of values.
+
+    Returns:
+        None for fewer than 8 values.
+    """
+    series = np.asarray(values, dtype=np.float64)
+    thinned = series[:: max(1, math.ceil(len(series) / _MOST))]
+    found = _drawn_interval(thinned, statistic)
+    if found is None:
         return None
-    block = block_length(series)
-    drawn = statistic(series[_drawn(len(series), block)])
-    return _interval(drawn, float(statistic(series[None, :])[0]), len(series) / block)
+    moved = float(statistic(series[None, :])[0] - statistic(thinned[None, :])[0])
+    return found[0] + moved, found[1] + moved
 
 
-def count_interval(count: int) -> tuple[float, float]:
+def quantile_interval(values: Values, share: float) -> Interval | None:
+    """Return the 95 % interval of a quantile of a series, such as its median.
+
+    It runs from quantile to quantile: as far from `share` as the share of values up to the
+    quantile, which is a mean, is uncertain (Woodruff, Journal of the American Statistical
+    Association 47, 1952). It is half a unit wider on both sides where few values come again and
+    again, as in a log that rounds: there a quantile jumps from one to the next.
+
+    Args:
+        values: As of `mean_interval`.
+        share: Of the values that lie below, 0 to 1.
+
+    Returns:
+        None where there are too few values for the quantile: its interval would reach beyond the
+        smallest or the largest.
+    """
+    series = np.asarray(values, dtype=np.float64)
+    if not len(series):
+        return None
+    below = series <= np.percentile(series, 100 * share)
+    found = mean_interval(below.astype(np.float64))
+    if found is None:
+        return None
+    reached = float(below.mean())
+    low, high = share - (reached - found[0]), share + (found[1] - reached)
+    if low < 0 or high > 1:
+        return None
+    margin = _unit(series) / 2
+    ends = np.percentile(series, [100 * low, 100 * high])
+    return float(ends[0]) - margin, float(ends[1]) + margin
+
+
+def rate_interval(values: Values) -> Interval | None:
+    """Return the 95 % interval of the share of steps at which something happens.
+
+    As of `mean_interval`, and never narrower than Wilson's (Journal of the American Statistical
+    Association 22, 1927) for as many independent steps as the series has blocks: where nothing
+    has happened, no drawing from the series makes it happen.
+
+    Args:
+        values: 0 or 1 for each step, or a rate between them.
+
+    Returns:
+        None for fewer than 8 values.
+    """
+    series = np.asarray(values, dtype=np.float64)
+    found = mean_interval(series)
+    if found is None:
+        return None
+    share = float(series.mean())
+    n = len(series) / block_length(_shortened(series))
+    middle = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+    half = _Z / (1 + _Z**2 / n) * math.sqrt(share * (1 - share) / n + (_Z / (2 * n)) ** 2)
+    return max(0.0, min(found[0], middle - half)), min(1.0, max(found[1], middle + half))
+
+
+def count_interval(count: int) -> Interval:
     """Return the 95 % interval of how many events were to be expected, of which `count` came.
 
     Byar's approximation of the exact Poisson limits (Breslow and Day, Statistical Methods in
@@ -94,7 +157,7 @@ def count_interval(count: int) -> tuple[float, float]:
 
 def slope_interval(
     steps: Sequence[float], values: Sequence[float]
-) -> tuple[float, tuple[float, float] | None]:
+) -> tuple[float, Interval | None]:
     """Return the slope of the least-squares line and its 95 % interval.
 
     What is drawn in blocks are the distances to the line.
@@ -144,7 +207,15 @@ def block_length(series: Array) -> int:
     return int(max(1, min(math.ceil(length), 3 * math.sqrt(n), n // 3)))
 
 
-def _interval(drawn: Array, value: float, num_blocks: float) -> tuple[float, float]:
+def _drawn_interval(series: Array, statistic: Statistic) -> Interval | None:
+    if len(series) < _LEAST:
+        return None
+    block = block_length(series)
+    drawn = statistic(series[_drawn(len(series), block)])
+    return _interval(drawn, float(statistic(series[None, :])[0]), len(series) / block)
+
+
+def _interval(drawn: Array, value: float, num_blocks: float) -> Interval:
     low, high = np.percentile(drawn, _TAILS)
     # Student's quantile over the normal one (Fisher's expansion); the lost degree of freedom.
     freedom = max(num_blocks - 1, 2.0)
@@ -155,12 +226,24 @@ def _interval(drawn: Array, value: float, num_blocks: float) -> tuple[float, flo
     return value - wider * below, value + wider * above
 
 
+def _means(rows: Array) -> Array:
+    return np.asarray(rows.mean(axis=1))
+
+
+def _unit(series: Array) -> float:
+    """Return the distance of neighbouring values where they are rounded; 0: they are not."""
+    distinct = np.unique(series)
+    if not 1 < len(distinct) <= _ROUNDED * len(series):
+        return 0.0
+    return float(np.diff(distinct).min())
+
+
 def _shortened(series: Array) -> Array:
     group = math.ceil(len(series) / _MOST)
     if group <= 1:
         return series
     whole = len(series) // group * group
-    return means(series[:whole].reshape(-1, group))
+    return _means(series[:whole].reshape(-1, group))
 
 
 def _drawn(n: int, block: int) -> npt.NDArray[np.intp]:

@@ -108,7 +108,10 @@ def measure_host(
         raise CalibrationError(
             f"the calibration ended with code {done.returncode}: {done.stderr.strip()[-500:]}"
         )
-    values = json.loads(lines[-1])
+    try:
+        values = json.loads(lines[-1])
+    except ValueError:
+        raise CalibrationError(f"the calibration ended with {lines[-1][-200:]!r}.") from None
     return HostMeasurement(
         peaks=tuple(Peak.from_dict(peak) for peak in values["peaks"]),
         copy_bytes_per_s=values["copy_bytes_per_s"],
@@ -136,7 +139,7 @@ def _measure(precisions: Sequence[str], repeats: int) -> dict[str, Any]:
     from mindtune.controller.device.host import cpu_name, usable_cores  # noqa: PLC0415 - as above
 
     product, compile_s, engine = _matmul_engine()
-    cores = int(usable_cores())
+    cores = max(1, int(usable_cores()))
     rng = np.random.default_rng(0)
     peaks = []
     cores_used = float(cores)

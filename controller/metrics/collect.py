@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,9 +18,10 @@ from mindtune.policies.findings import Finding, FindingKind
 from mindtune.policies.incidents import merge
 from mindtune.policies.signals import Observation
 
-__all__ = ["Collected", "collect"]
+__all__ = ["Collected", "TimeJudge", "collect"]
 
 _FIRST = "first"
+_TIMES = ("step_time_s", "tokens_per_s", "mfu")
 _NumberT = TypeVar("_NumberT", int, float)
 
 
@@ -42,7 +44,8 @@ class Collected:
     excluded: Counter[str] = field(default_factory=Counter)
     """Why a step's time does not count -> how many."""
     loss_steps: array[float] = field(default_factory=_floats)
-    """These four are of the newest training alone, where a log holds several."""
+    """These four are of the newest training alone, where a log holds several. Of losses, those
+    that a restart has made once more are left out: what replaced them is the course."""
     losses: array[float] = field(default_factory=_floats)
     eval_losses: array[float] = field(default_factory=_floats)
     grad_norms: array[float] = field(default_factory=_floats)
@@ -63,7 +66,8 @@ class Collected:
     skips: array[float] = field(default_factory=_floats)
     bad_steps: float = 0.0
     """Non-finite, skipped, overflowed or loss-spiking; a rate counts as a part of one."""
-    non_finite: int = 0
+    broken: array[float] = field(default_factory=_floats)
+    """1 for a step with a non-finite loss or gradient norm, else 0."""
     temperature_c: float | None = None
     used_bytes: int | None = None
     allocated_bytes: int | None = None
@@ -80,21 +84,53 @@ class Collected:
         for column in (self.loss_steps, self.losses, self.eval_losses, self.grad_norms):
             del column[:]
 
+    def resume_at(self, step: int) -> None:
+        """Forget the losses that a restart goes back to before."""
+        kept = bisect_left(self.loss_steps, step)
+        del self.loss_steps[kept:]
+        del self.losses[kept:]
+
     def spikes(self, kind: FindingKind) -> int:
         """Return how many incidents of a kind there were."""
         return sum(finding.kind is kind for finding in self.incidents)
 
 
+class TimeJudge:
+    """Tells of each step what its time went into besides training."""
+
+    def __init__(self) -> None:
+        self._run: int | None = None
+        self._has_time = False
+
+    def why_untimed(self, step: Observation) -> str | None:
+        """Return what it went into; None: nothing. To be asked of all steps, in their order."""
+        run = step.run or 0
+        is_first = run != self._run
+        if is_first:
+            self._run, self._has_time = run, False
+        # The first time of a segment holds the compile, as the mean of a first epoch does.
+        if not self._has_time and any(getattr(step, name) is not None for name in _TIMES):
+            is_first = self._has_time = True
+        if step.phase not in (None, "train"):
+            return step.phase
+        if step.phase is None and is_first:
+            return _FIRST
+        if step.phase is None and step.eval_loss is not None:
+            return "eval"
+        return None
+
+
 def collect(observations: Iterable[Observation]) -> Collected:
     """Read all observations; those of a log may come as they are read."""
     found = Collected()
+    judge = TimeJudge()
     state = DetectorState()
     highest = -1
     for segment in segments(observations):
         if segment.starts_over:
             state = DetectorState()
             found.begin_training()
-        reader = _SegmentReader(found, segment, state, highest)
+        reader = _SegmentReader(found, segment, state, highest, judge)
         found.incidents += merge(reader.findings(), gap=segment.interval)
         state, highest = reader.state, max(highest, found.last_step)
         found.segments += 1
@@ -105,9 +141,15 @@ class _SegmentReader:
     """The steps of one segment on their way into the arrays."""
 
     def __init__(
-        self, found: Collected, segment: Segment, state: DetectorState, highest: int
+        self,
+        found: Collected,
+        segment: Segment,
+        state: DetectorState,
+        highest: int,
+        judge: TimeJudge,
     ) -> None:
         self.state = state
+        self._judge = judge
         self._found = found
         self._segment = segment
         self._highest = highest
@@ -133,6 +175,7 @@ class _SegmentReader:
             found.first_step = observation.step
         if is_first:
             self._first_step = observation.step
+            found.resume_at(observation.step)
         found.recorded += 1
         found.last_step = observation.step
         found.repeated += observation.step <= self._highest
@@ -141,23 +184,11 @@ class _SegmentReader:
         _take_course(found, observation)
         _take_events(found, observation, findings)
         _take_device(found, observation)
-        why = _why_untimed(observation, is_first=is_first)
+        why = self._judge.why_untimed(observation)
         if why is not None:
             found.excluded[why] += 1
         else:
             _take_times(found, observation)
-
-
-def _why_untimed(observation: Observation, *, is_first: bool) -> str | None:
-    """Return what a step's time went into besides training; None: nothing."""
-    phase = observation.phase
-    if phase not in (None, "train"):
-        return phase
-    if phase is None and is_first:
-        return _FIRST
-    if phase is None and observation.eval_loss is not None:
-        return "eval"
-    return None
 
 
 def _take_course(found: Collected, observation: Observation) -> None:
@@ -174,7 +205,7 @@ def _take_events(
 ) -> None:
     values = (observation.loss, observation.grad_norm)
     broken = any(value is not None and not math.isfinite(value) for value in values)
-    found.non_finite += broken
+    found.broken.append(broken)
     bad = float(broken or any(entry.kind is FindingKind.LOSS_SPIKE for entry in findings))
     for value, column in (
         (observation.overflow, found.overflows),

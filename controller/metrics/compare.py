@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mindtune.controller.contract import METRICS, CompareRow, Metric, RunConditions, RunMetrics
+from mindtune.controller.metrics.judge import impossible
 
 __all__ = ["Comparison", "compare"]
 
@@ -26,6 +27,10 @@ _EXACT = frozenset({"interruptions", "timeouts", "critical_findings"})
 _STEPS = 0.05
 """Two runs whose last steps differ by a larger share than this are not equally far; `loss` itself
 is a mean over up to a fifth of a run."""
+_OF_RECORDS = frozenset({"loss", "best_loss"})
+"""Means and extremes of so many records, whatever number of steps they stand for."""
+_INTERVALS = 1.5
+"""Records that stand for more than so many times the steps are of other stretches."""
 
 Interval = tuple[float, float]
 
@@ -49,12 +54,17 @@ def compare(
     """
     goals = goals or {}
     reasons = _reasons(baseline, run)
+    sampled = _sampled(baseline, run)
     before, after = baseline.values(), run.values()
     rows = [
-        _row(name, metric, baseline, run, goal=goals.get(name), reason=reasons[metric.depends_on])
+        _row(
+            name, metric, baseline, run,
+            goal=goals.get(name),
+            reason=reasons[metric.depends_on] or (sampled if name in _OF_RECORDS else ""),
+        )
         for name, metric in METRICS.items()
         if before[name] is not None or after[name] is not None or name in goals
-    ]
+    ]  # fmt: skip
     return Comparison(rows, _warnings(baseline, run))
 
 
@@ -79,6 +89,8 @@ def _row(
         )
         if different is None:
             note = "one number each, whose scatter is not known"
+    if any(value is not None and impossible(name, value) for value in (before, after)):
+        note = "above 1, which is wrong: the peak, the shape, the devices or the time is"
     return CompareRow(
         metric=name,
         unit=metric.unit,
@@ -87,13 +99,13 @@ def _row(
         achieved=after,
         interval=interval,
         different=different,
-        met=_met(metric, goal, after),
+        met=None if after is None or impossible(name, after) else _met(metric, goal, after),
         note=note,
     )
 
 
-def _met(metric: Metric, goal: float | None, value: float | None) -> bool | None:
-    if goal is None or value is None or metric.better is None:
+def _met(metric: Metric, goal: float | None, value: float) -> bool | None:
+    if goal is None or metric.better is None:
         return None
     return value >= goal if metric.better == "higher" else value <= goal
 
@@ -144,6 +156,14 @@ def _reasons(baseline: RunMetrics, run: RunMetrics) -> dict[str, str]:
     return {"hardware": hardware, "course": course, "events": ""}
 
 
+def _sampled(baseline: RunMetrics, run: RunMetrics) -> str:
+    """Return why figures of so many records are of other steps; empty: they are not."""
+    old, new = baseline.steps.interval, run.steps.interval
+    if old is None or new is None or max(old, new) <= _INTERVALS * min(old, new):
+        return ""
+    return f"recorded every {old} and every {new} steps: the losses are of other steps"
+
+
 def _warnings(baseline: RunMetrics, run: RunMetrics) -> list[str]:
     before, after = baseline.conditions, run.conditions
     reasons = _reasons(baseline, run)
@@ -152,6 +172,7 @@ def _warnings(baseline: RunMetrics, run: RunMetrics) -> list[str]:
         for what, reason in (
             ("times, memory and utilization", reasons["hardware"]),
             ("losses and gradient norms", reasons["course"]),
+            ("the last and the best loss", _sampled(baseline, run)),
         )
         if reason
     ]

@@ -8,12 +8,18 @@ from mindtune.controller.metrics.collect import Collected
 from mindtune.policies.detectors import DetectorThresholds
 from mindtune.policies.findings import FindingKind, Severity
 
-__all__ = ["LEAST_MFU", "judge"]
+__all__ = ["LEAST_MFU", "impossible", "judge"]
 
 LEAST_MFU = 0.3
 """Below it something is to be gained: public trainings of dense transformers report 0.3 to 0.6
 (PaLM 0.46, Megatron-LM up to 0.56, Llama 3 0.38 to 0.43)."""
 _LIMITS = DetectorThresholds()
+_OF_PEAK = ("mfu", "mfu_6n", "hfu")
+
+
+def impossible(metric: str, value: float) -> bool:
+    """Tell whether a metric is wrong by itself: more than the devices can do."""
+    return metric in _OF_PEAK and value > 1
 
 
 def judge(found: Collected, speed: Throughput, resources: ResourceUse) -> list[FindingRecord]:
@@ -25,9 +31,9 @@ def judge(found: Collected, speed: Throughput, resources: ResourceUse) -> list[F
         resources: Its resources.
     """
     findings = []
-    for name in ("mfu", "mfu_6n", "hfu"):
+    for name in _OF_PEAK:
         value = getattr(speed, name)
-        if value is not None and value > 1:
+        if value is not None and impossible(name, value):
             findings.append(
                 _finding(
                     found, FindingKind.MFU_INVALID, name, value, 1.0,

@@ -8,7 +8,7 @@ import numpy as np
 
 from mindtune.controller.contract import ProfileRecord
 from mindtune.controller.contract.run_metrics import ResourceUse
-from mindtune.controller.metrics.bootstrap import Array, block_interval, means
+from mindtune.controller.metrics.bootstrap import Array, mean_interval
 from mindtune.controller.metrics.collect import Collected
 from mindtune.controller.metrics.run_source import RunSource
 from mindtune.controller.metrics.throughput import Figures
@@ -26,7 +26,7 @@ def resource_use(found: Collected, source: RunSource, figures: Figures) -> Resou
     """
     peak = _peak_memory(found, source, figures)
     device = found.device_bytes
-    figures.interval("device_utilization", found.utilizations, means)
+    figures.interval("device_utilization", mean_interval(found.utilizations))
     profiled = {
         name: profile_mean(source.profiles, name, figures)
         for name in ("compute_share", "host_share")
@@ -90,7 +90,7 @@ def _data_share(found: Collected, figures: Figures) -> float | None:
         return None
     share = float(waits.sum() / times.sum())
     shares = waits / times
-    drawn = block_interval(shares, means)
+    drawn = mean_interval(shares)
     if drawn is not None:
         # That of the mean of shares, moved to the share of the sums: equal for equal steps.
         moved = share - float(shares.mean())

@@ -14,9 +14,11 @@ from mindtune.controller.contract.run_metrics import Communication, Convergence,
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.metrics.bootstrap import (
     Array,
+    block_interval,
     count_interval,
-    means,
-    medians,
+    mean_interval,
+    quantile_interval,
+    rate_interval,
     slope_interval,
 )
 from mindtune.controller.metrics.collect import Collected, collect
@@ -58,7 +60,10 @@ def read_metrics(
         ConfigError: There is nothing that can be read, or no step in it.
     """
     if path.suffix == ".json" and path.is_file():
-        content = read_json(path)
+        try:
+            content = read_json(path)
+        except ConfigError:  # a log of one object per line, too, may have this ending
+            content = None
         if isinstance(content, dict) and {"source", "convergence", "steps"} <= set(content):
             return parse(RunMetrics, content, source=str(path))
     source = open_source(path, format=format, names=names)
@@ -97,6 +102,7 @@ def measure(source: RunSource, *, conditions: RunConditions | None = None) -> Ru
             timed=len(found.step_times),
             excluded=dict(found.excluded),
             segments=found.segments,
+            interval=max(1, round(found.covered / found.recorded)),
         ),
         convergence=course,
         throughput=speed,
@@ -130,13 +136,12 @@ def _convergence(found: Collected, figures: Figures) -> Convergence:
     if last:
         loss = math.fsum(last) / len(last) if all(map(_is_number, last)) else math.nan
         if not math.isnan(loss):
-            figures.interval("loss", last, means)
+            figures.interval("loss", mean_interval(last))
     finite = [value for value in losses if _is_number(value)]
     evaluated = [value for value in found.eval_losses if _is_number(value)]
     norms = np.asarray(found.grad_norms)
-    if len(norms):
-        figures.interval("grad_norm_median", norms, medians)
-        figures.interval("grad_norm_p95", norms, lambda rows: np.percentile(rows, 95, axis=1))
+    figures.interval("grad_norm_median", quantile_interval(norms, 0.5))
+    figures.interval("grad_norm_p95", quantile_interval(norms, 0.95))
     p50, p95, p99 = np.percentile(norms, [50, 95, 99]) if len(norms) else (None, None, None)
     return Convergence(
         first_loss=losses[0] if losses else None,
@@ -191,21 +196,27 @@ def _stability(found: Collected, source: RunSource, figures: Figures) -> Stabili
     if len(times):
         low, median, high = np.percentile(times, [25, 50, 75])
         jitter = float((high - low) / median)
-        figures.interval("step_time_jitter", times, _jitters)
+        figures.interval("step_time_jitter", block_interval(times, _jitters))
         steady = steadiness(
             bad_share=min(1.0, found.bad_steps / found.recorded),
             median_s=float(median),
             mean_s=float(times.mean()),
         )
-    for name, column in (("overflow_rate", found.overflows), ("skipped_rate", found.skips)):
+    broken = found.broken if found.losses else None
+    rates = {
+        "non_finite_rate": broken,
+        "overflow_rate": found.overflows,
+        "skipped_rate": found.skips,
+    }
+    for name, column in rates.items():
         if column:
-            figures.interval(name, column, means)
+            figures.interval(name, rate_interval(column))
     if source.timeouts is None:
         figures.reasons["timeouts"] = "a log does not tell of silences"
     ended = source.outcome in _UNFINISHED
     return Stability(
         stability=steady,
-        non_finite_rate=found.non_finite / found.recorded if found.losses else None,
+        non_finite_rate=_mean(broken) if broken else None,
         loss_spikes_per_1000_steps=_spikes(found, found.losses, "loss", figures),
         grad_norm_spikes_per_1000_steps=_spikes(found, found.grad_norms, "grad_norm", figures),
         overflow_rate=_mean(found.overflows),

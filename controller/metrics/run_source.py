@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,12 +24,12 @@ from mindtune.controller.metrics.peaks import look_up_peak
 from mindtune.controller.records import RunFolder, read_decisions, read_profiles
 from mindtune.controller.records.log_readers import Names
 from mindtune.controller.replay import open_logs
+from mindtune.controller.trials.peak import PeakFile
 from mindtune.policies.signals import Observation
 
 __all__ = ["RunSource", "open_source", "study_conditions"]
 
 _STUDY = "study.yaml"
-_PEAK = "peak.json"
 _HANG = "hang-"
 
 
@@ -77,7 +76,7 @@ def open_source(
     own_files = (folder.signals, folder.result, path / KnobsFile.FILE, path / TrialRecord.FILE)
     if not any(file.exists() for file in own_files):
         logs = open_logs([path], format, names)
-        return RunSource(path.name, logs.format, logs)
+        return RunSource(path.resolve().name, logs.format, logs)
     conditions = _conditions(path)
     record_file = path / TrialRecord.FILE
     plan = _knobs(path)
@@ -198,7 +197,8 @@ def _conditions(path: Path) -> RunConditions:
             known = _told(study_conditions(study, study_file.parent))
     knobs = _knobs(path)
     if knobs is not None:
-        known["recompute"] = str(knobs.knobs.get("recompute", "none"))
+        if "recompute" in knobs.knobs:  # else it is as the base config has it
+            known["recompute"] = str(knobs.knobs["recompute"])
         if knobs.trial is not None:
             known["seed"] = knobs.trial.seed
     return RunConditions.model_validate({**known, **_told(own)})
@@ -218,10 +218,10 @@ def study_conditions(study: StudyFile, folder: Path | None = None) -> RunConditi
     """
     cluster, precision = study.cluster, study.training.precision
     peak, source = None, None
-    stored = None if folder is None else folder / _PEAK
+    stored = None if folder is None else folder / PeakFile.FILE
     if stored is not None and stored.is_file():
-        content = json.loads(stored.read_text(encoding="utf-8"))
-        peak, source = content.get("flops_per_device"), content.get("source")
+        measured = read_document(PeakFile, stored)
+        peak, source = measured.flops_per_device, measured.source
     elif isinstance(cluster.peak_flops, float):
         peak, source = cluster.peak_flops, "the study file"
     elif cluster.peak_flops is None:

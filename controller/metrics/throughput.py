@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from mindtune.controller.contract import RunConditions
 from mindtune.controller.contract.run_metrics import Throughput
-from mindtune.controller.metrics.bootstrap import Array, block_interval, means, medians
+from mindtune.controller.metrics.bootstrap import mean_interval, quantile_interval
 from mindtune.controller.metrics.collect import Collected
 from mindtune.controller.metrics.peaks import PRECISIONS, look_up_peak
 from mindtune.search.efficiency import flops_utilization
@@ -25,11 +25,8 @@ class Figures:
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
-    def interval(
-        self, name: str, values: Sequence[float] | Array, statistic: Callable[[Array], Array]
-    ) -> None:
-        """Keep the interval of a metric, where the values tell one."""
-        found = block_interval(values, statistic)
+    def interval(self, name: str, found: tuple[float, float] | None) -> None:
+        """Keep the interval of a metric, where there is one."""
         if found is not None:
             self.intervals[name] = found
 
@@ -55,12 +52,13 @@ def throughput(
     rate = _rate("tokens_per_s", _token_rates(found, known), figures)
     utilization = _utilizations(rate, known, figures)
     share = None
-    if not is_log and found.wall_s > 0 and len(times):
+    # Of a table that leaves steps out nobody knows what the time between two of them went into.
+    if not is_log and found.covered <= found.recorded and found.wall_s > 0 and len(times):
         share = min(1.0, found.trained_s / found.wall_s)
     if len(times):
-        figures.interval("step_time_s", times, medians)
-        figures.interval("step_time_mean_s", times, means)
-        figures.interval("step_time_p95_s", times, _p95)
+        figures.interval("step_time_s", quantile_interval(times, 0.5))
+        figures.interval("step_time_mean_s", mean_interval(times))
+        figures.interval("step_time_p95_s", quantile_interval(times, 0.95))
     recorded = _rate("mfu", found.mfus, figures) if utilization["mfu"] is None else None
     if recorded is not None:
         utilization["mfu"] = recorded
@@ -85,7 +83,7 @@ def _token_rates(found: Collected, known: RunConditions) -> Sequence[float]:
 def _rate(name: str, values: Sequence[float], figures: Figures) -> float | None:
     if not len(values):
         return None
-    figures.interval(name, values, medians)
+    figures.interval(name, quantile_interval(values, 0.5))
     return float(np.median(np.asarray(values)))
 
 
@@ -141,7 +139,3 @@ def _peak(known: RunConditions) -> tuple[float | None, str]:
 def _of_peak(text: str, known: RunConditions) -> str:
     peak, source = _peak(known)
     return text if peak is None else f"{text}, of {peak / 1e12:.6g} TFLOP/s per device ({source})"
-
-
-def _p95(rows: Array) -> Array:
-    return np.asarray(np.percentile(rows, 95, axis=1))

@@ -12,12 +12,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
 from mindtune.controller.contract import (
     DecisionRecord,
     KnobsFile,
+    RunPlan,
     RunResult,
     TrialRecord,
     parse,
@@ -66,32 +68,43 @@ class RunStatus:
     """Silence from which on something is wrong."""
     steps: Sequence[Observation]
     """The newest ones, oldest first."""
-    findings: Sequence[Finding]
-    """Incidents in what was read, oldest first."""
+    findings: Sequence[tuple[int, Finding]]
+    """Incidents in what was read, oldest first, each with its segment (column `run`)."""
     decisions: Sequence[DecisionRecord]
     outcome: str = ""
     """How it ended; empty while it goes on."""
     message: str = ""
     planned_steps: int | None = None
-    """None: the files do not say."""
+    """Number of the last step; None: the files do not say."""
 
     @property
-    def step_time_s(self) -> float | None:
-        """Median time of the newest training steps."""
-        times = [
+    def step_times_s(self) -> Sequence[float]:
+        """Times of those of the newest 100 steps that only trained."""
+        times = (
             step.step_time_s
             for step in list(self.steps)[-100:]
             if step.phase in (None, "train") and step.step_time_s is not None
-        ]
-        times = [value for value in times if math.isfinite(value)]
-        return statistics.median(times) if times else None
+        )
+        return [value for value in times if math.isfinite(value)]
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Median of `step_times_s`."""
+        return statistics.median(self.step_times_s) if self.step_times_s else None
+
+    @property
+    def steps_left(self) -> int | None:
+        """Steps until the planned ones are done; None: not known."""
+        if self.planned_steps is None or not self.steps:
+            return None
+        return max(0, self.planned_steps - self.steps[-1].step)
 
     @property
     def time_left_s(self) -> float | None:
-        """Seconds until the planned steps are done; None: not known."""
-        if self.planned_steps is None or not self.steps or self.step_time_s is None:
+        """Seconds until then, without what is no training; None: not known."""
+        if self.steps_left is None or self.step_time_s is None:
             return None
-        return max(0, self.planned_steps - self.steps[-1].step) * self.step_time_s
+        return self.steps_left * self.step_time_s
 
 
 class RunWatcher:
@@ -109,7 +122,7 @@ class RunWatcher:
         self._log = Tail(self._folder.decisions)
         self._steps: deque[Observation] = deque(maxlen=_KEPT_STEPS)
         self._records: list[DecisionRecord] = []
-        self._findings: deque[Finding] = deque(maxlen=_KEPT_STEPS)
+        self._findings: deque[tuple[int, Finding]] = deque(maxlen=_KEPT_STEPS)
         self._engine = load_engine(None)
         self._state: EngineState = self._engine.init(_FACTS)
 
@@ -125,7 +138,7 @@ class RunWatcher:
             silence_s=silence_s,
             limit_s=limit_s,
             steps=tuple(self._steps),
-            findings=merge(self._findings, gap=_INCIDENT_GAP)[-_KEPT_FINDINGS:],
+            findings=self._incidents(),
             decisions=merge_decisions(self._records),
             outcome=outcome,
             message=message,
@@ -148,7 +161,9 @@ class RunWatcher:
                 self._state = result.state
                 self._steps.append(row.observation)
                 self._findings.extend(
-                    found for found in result.findings if found.severity is not Severity.INFO
+                    (row.observation.run or 0, found)
+                    for found in result.findings
+                    if found.severity is not Severity.INFO
                 )
 
     def _read_decisions(self) -> None:
@@ -157,6 +172,15 @@ class RunWatcher:
             self._records.clear()
             lines = [self._log.head, *lines]
         self._records += [record for line in lines if (record := _decision(line)) is not None]
+
+    def _incidents(self) -> Sequence[tuple[int, Finding]]:
+        """Join the findings of each segment; what a restart repeats is another incident."""
+        incidents = [
+            (run, incident)
+            for run, group in groupby(self._findings, key=lambda entry: entry[0])
+            for incident in merge((found for _, found in group), gap=_INCIDENT_GAP)
+        ]
+        return tuple(incidents[-_KEPT_FINDINGS:])
 
     def _ending(self) -> tuple[str, str]:
         """Return outcome and message, both empty while the run goes on."""
@@ -202,14 +226,17 @@ class RunWatcher:
         return "hung" if self._folder.stacks.exists() else "silent"
 
     def _planned(self) -> int | None:
-        path = self._folder.path / KnobsFile.FILE
-        if not path.is_file():
-            return None
         try:
-            plan = read_document(KnobsFile, path).trial
-        except ConfigError:
-            return None
-        return None if plan is None else plan.warmup_steps + plan.measure_steps
+            plan_file = self._folder.path / RunPlan.FILE
+            if plan_file.is_file():
+                return read_document(RunPlan, plan_file).steps
+            knobs_file = self._folder.path / KnobsFile.FILE
+            if knobs_file.is_file():
+                trial = read_document(KnobsFile, knobs_file).trial
+                return None if trial is None else trial.warmup_steps + trial.measure_steps
+        except ConfigError:  # of another version, or taken away just now
+            pass
+        return None
 
 
 def _decision(line: str) -> DecisionRecord | None:

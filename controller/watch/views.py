@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mindtune.controller.contract import DecisionRecord
+from mindtune.controller.printable import printable
 from mindtune.controller.trials.summary import TrialSummary
 from mindtune.controller.units import format_duration, format_size
 from mindtune.controller.watch.run_status import RunStatus
@@ -31,6 +32,7 @@ __all__ = [
     "state_line",
     "study_facts",
     "study_view",
+    "time_left",
     "trial_line",
 ]  # fmt: skip
 
@@ -69,15 +71,32 @@ def run_facts(status: RunStatus) -> list[tuple[str, str]]:
     last = status.steps[-1]
     step = f"{last.step:,}"
     if status.planned_steps is not None:
-        step += f" of {status.planned_steps:,}"
+        step += f" of {status.planned_steps:,} ({min(1.0, last.step / status.planned_steps):.0%})"
     facts = [("step", step), ("loss", _number(last.loss))]
     facts += [(name, text) for name, text in _measured(last) if text]
     if status.step_time_s is not None:
-        facts.insert(2, ("step time", f"{format_duration(status.step_time_s)} (median)"))
-    left_s = status.time_left_s
-    if status.state == "running":
-        facts.append(("time left", "not known" if left_s is None else format_duration(left_s)))
+        facts.insert(2, ("step time", f"{_step_time(status.step_time_s)} (median)"))
     return facts
+
+
+def _step_time(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g} ms" if seconds < 1 else f"{seconds:.4g} s"
+
+
+def time_left(status: RunStatus) -> str:
+    """Return how long the planned steps take yet, and by what that is told; empty: it ended."""
+    if status.state != "running":
+        return ""
+    if status.steps_left is None:
+        return "not known, since no file says how many steps it is to make"
+    if status.steps_left == 0:
+        return "none, its steps are made"
+    if status.time_left_s is None:
+        return f"not known, since the {status.steps_left:,} steps left have no time to go by"
+    return (
+        f"{format_duration(status.time_left_s)} (at the median of the last "
+        f"{len(status.step_times_s)} steps, without evaluation and saving)"
+    )
 
 
 def _measured(last: Observation) -> list[tuple[str, str]]:
@@ -102,11 +121,13 @@ def _number(value: float | None, missing: str = "-") -> str:
     return f"{value:.0f}" if abs(value) < 1e12 and value == round(value) else f"{value:.4g}"
 
 
-def finding_line(finding: Finding) -> str:
-    """Return an incident in one line."""
+def finding_line(incident: tuple[int, Finding]) -> str:
+    """Return an incident of a segment in one line."""
+    run, finding = incident
     last = "" if finding.last_step == finding.step else f" to {finding.last_step}"
+    where = f"step {finding.step}{last}{f' after restart {run}' if run else ''}"
     kind = finding.kind.value.replace("_", " ")
-    return f"step {finding.step}{last}: {finding.severity.value}: {kind}: {finding.message}"
+    return f"{where}: {finding.severity.value}: {kind}: {finding.message}"
 
 
 def decision_line(record: DecisionRecord) -> str:
@@ -126,16 +147,19 @@ def _value(value: float | str | None) -> str:
 def run_line(status: RunStatus) -> str:
     """Return the newest numbers in one line."""
     facts = [f"{name} {value}" for name, value in run_facts(status)]
-    return ", ".join(facts) or state_line(status)
+    left = time_left(status)
+    return ", ".join(facts + [f"time left {left}"] * bool(left)) or state_line(status)
 
 
 def run_view(name: str, status: RunStatus, *, plain: bool) -> RenderableType:
     """Return the run as panels; `plain`: the terminal knows ASCII alone."""
     facts = [Text.assemble((f"{key}  ", "dim"), value) for key, value in run_facts(status)]
     parts: list[RenderableType] = [
-        Text(state_line(status), style=_STYLES[status.state]),
+        _text(state_line(status), style=_STYLES[status.state]),
         Columns(facts, padding=(0, 3)),
     ]
+    if left := time_left(status):
+        parts.append(Text.assemble(("time left  ", "dim"), left))
     for title, values in (
         ("loss", [step.loss for step in status.steps]),
         ("gradient norm", [step.grad_norm for step in status.steps]),
@@ -150,10 +174,15 @@ def run_view(name: str, status: RunStatus, *, plain: bool) -> RenderableType:
             *_list("findings", map(finding_line, status.findings), plain=plain),
             *_list("decisions", map(decision_line, status.decisions), plain=plain),
         ),
-        title=Text(name),
+        title=_text(name),
         title_align="left",
         **_box(plain=plain),
     )
+
+
+def _text(content: str, **options: Any) -> Text:
+    """Return a text that steers no terminal, whatever program wrote it."""
+    return Text(printable(content), **options)
 
 
 def _list(title: str, lines: Iterable[str], *, plain: bool) -> list[RenderableType]:
@@ -161,7 +190,7 @@ def _list(title: str, lines: Iterable[str], *, plain: bool) -> list[RenderableTy
     if not known:
         return []
     head = f"{title} ({len(known)})" if len(known) <= _LAST else f"last {title} of {len(known)}"
-    entries = [Text(f"  {line}", no_wrap=True, overflow=_cut(plain)) for line in known[-_LAST:]]
+    entries = [_text(f"  {line}", no_wrap=True, overflow=_cut(plain)) for line in known[-_LAST:]]
     return [Text(head, style="dim"), *entries]
 
 
@@ -212,7 +241,7 @@ def study_view(status: StudyStatus, *, plain: bool, width: int = 100) -> Rendera
         plain: the terminal knows ASCII alone.
         width: columns of the terminal; a narrow one gets a table of fewer columns.
     """
-    parts: list[RenderableType] = [Text(line) for line in study_facts(status)]
+    parts: list[RenderableType] = [_text(line) for line in study_facts(status)]
     if status.running:
         parts += _list("running", map(trial_line, status.running), plain=plain)
     if status.summary is not None and status.summary.trials:
@@ -221,7 +250,7 @@ def study_view(status: StudyStatus, *, plain: bool, width: int = 100) -> Rendera
                 status.summary.trials, status.summary.winner, plain=plain, narrow=width < _NARROW
             )
         )
-    title = Text(f"study {status.name}")
+    title = _text(f"study {status.name}")
     return Panel(Group(*parts), title=title, title_align="left", **_box(plain=plain))
 
 
@@ -253,7 +282,7 @@ def _trials(
             f"{'*' if trial.number == winner else ''}{trial.number}",
             trial.outcome,
             _number(trial.value),
-            "-" if step is None else format_duration(step),
+            "-" if step is None else _step_time(step),
             *([] if narrow else wide),
             describe(differences(trial.knobs, base)) or "the base config",
             style="bold" if trial.number == winner else "",

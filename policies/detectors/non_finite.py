@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
 
-__all__ = ["LARGEST", "NonFiniteState", "judge_non_finite"]
+__all__ = ["LARGEST", "NonFiniteState", "judge_non_finite", "overflowed_by_scale"]
 
 LARGEST = 1e150
 """Magnitude from which a number is not taken for one; float32 ends at 3.4e38."""
@@ -32,6 +32,11 @@ class NonFiniteState:
     """Unexplained non-finite norms in a row."""
     total_losses: int = 0
     """Non-finite losses in all."""
+
+
+def overflowed_by_scale(observation: Observation) -> bool:
+    """Tell whether the loss scale explains that a gradient norm is not finite."""
+    return bool(observation.overflow) and observation.loss_scale is not None
 
 
 def judge_non_finite(
@@ -56,8 +61,7 @@ def judge_non_finite(
         findings.append(_found(observation, FindingKind.NON_FINITE_LOSS, "loss", loss, losses))
     elif loss is not None:
         losses = 0
-    scaled_overflow = bool(observation.overflow) and observation.loss_scale is not None
-    if bad_norm and not scaled_overflow:
+    if bad_norm and not overflowed_by_scale(observation):
         norms += 1
         findings.append(
             _found(observation, FindingKind.NON_FINITE_GRAD, "gradient norm", norm, norms)

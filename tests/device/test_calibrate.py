@@ -61,6 +61,15 @@ def test_a_process_that_fails_or_hangs_is_told(monkeypatch):
         measure_host(timeout_s=0.01)
 
 
+def test_words_in_place_of_figures_are_told(monkeypatch, tmp_path):
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho a library says goodbye\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(CalibrationError, match="ended with 'a library says goodbye'"):
+        measure_host()
+
+
 @pytest.mark.mindspore
 @pytest.mark.msrun
 def test_two_ranks_meet_and_reduce():

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from mindtune.controller import doctor
+from mindtune.controller.cli.app import main
 from mindtune.controller.contract.outputs import DoctorOutput
 from mindtune.controller.doctor import collect_doctor
 from mindtune.controller.doctor_checks import check_below, check_mindspore
@@ -93,7 +94,7 @@ def test_an_nvidia_device_with_cuda_11_is_usable(run_with_nvml, tmp_path, nvml_f
 
 
 @pytest.mark.parametrize("toolkit", [True, False])
-def test_an_ascend_machine(npu_smi, monkeypatch, tmp_path, toolkit):
+def test_an_ascend_machine(npu_smi, monkeypatch, tmp_path, capsys, toolkit):
     tool = npu_smi(f"cat <<'TABLE'\n{A2_TABLE}TABLE")
     monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("ASCEND_TOOLKIT_HOME", raising=False)
@@ -106,6 +107,10 @@ def test_an_ascend_machine(npu_smi, monkeypatch, tmp_path, toolkit):
     assert ("910B3" if toolkit else "CANN toolkit is not found") in features["device_ascend"][1]
     assert document["devices"][1]["peaks"]["float16"]["flops"] == 313e12
     assert document["devices"][1]["peaks"]["float32"]["flops"] is None
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "  peak in float16: 313 TFLOP/s (published: Atlas 800T A2" in shown
+    assert "  peak in float32: - (no float32 peak is known for" in shown
 
 
 @pytest.mark.parametrize(

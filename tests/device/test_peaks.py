@@ -18,6 +18,7 @@ from mindtune.controller.metrics.peaks import (
     [
         ("NVIDIA A100-SXM4-80GB", "bfloat16", 312e12),
         ("NVIDIA A100 80GB PCIe", "float16", 312e12),
+        ("NVIDIA A100-SXM-80GB", "bfloat16", 312e12),
         ("A100-80GB", "float32", 19.5e12),
         ("A100", "bfloat16", 312e12),
         ("Tesla V100-SXM2-32GB", "float16", 125e12),

@@ -12,6 +12,7 @@ import math
 import os
 import runpy
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from single_model_signals import model_signals  # noqa: F401 - a scenario, found
 from step_toys import FEATURES, Net
 
 from mindtune.controller import TrainStep, TuneCallback, tune_loop
+from mindtune.controller.live.controller import LiveController
 from mindtune.controller.live.foreign import ForeignActuators, ForeignStep
 from mindtune.controller.live.foreign_outputs import decode
 from mindtune.controller.live.loss_scale import LossScale
@@ -102,6 +104,10 @@ def result_of(folder):
     return json.loads((Path(folder) / "result.json").read_text())
 
 
+def plan_of(folder):
+    return json.loads((Path(folder) / "plan.json").read_text())["steps"]
+
+
 def weights(net):
     return np.concatenate([weight.asnumpy().ravel() for weight in net.trainable_params()])
 
@@ -120,6 +126,8 @@ def three_lines():
         "rows": rows_of(folder),
         "result": result_of(folder),
         "looped": result_of(looped),
+        "plan": plan_of(folder),
+        "looped_files": sorted(path.name for path in looped.iterdir()),
     }
 
 
@@ -281,7 +289,7 @@ def resize():
         for call, size in to.items()
     })  # fmt: skip
     Model(step).train(1, dataset(16), callbacks=[tune, at])
-    return {"rows": rows_of("run"), "result": result_of("run")}
+    return {"rows": rows_of("run"), "result": result_of("run"), "plan": plan_of("run")}
 
 
 def spike(x, y):
@@ -387,7 +395,19 @@ def broken():
         os.environ.pop("MINDTUNE_TRIAL_DIR", None)
         seen[place] = {"raised": raised, "gave_up": tune.gave_up, "stop": tune.stop_reason,
                        "calls": len(losses.values)}  # fmt: skip
-    return seen | {"result": result_of("run"), "rows": rows_of("run")}
+    seen |= {"result": result_of("run"), "rows": rows_of("run")}
+    tune = TuneCallback({"out_dir": "never_begun"})
+    take_over = LiveController.take_over
+    LiveController.take_over = lambda self, facts: fail_in_the_middle()
+    try:
+        Model(TrainStep(net, adam(net))).train(1, dataset(2), callbacks=[tune])
+    except RuntimeError:
+        seen["threads"] = [
+            thread.name for thread in threading.enumerate() if thread.name.startswith("mindtune")
+        ]
+        seen["never_begun"] = result_of("never_begun")
+    LiveController.take_over = take_over
+    return seen
 
 
 KNOBS = """
@@ -486,6 +506,7 @@ def resumed():
     return {
         "rows": rows_of("run"),
         "states": sorted(path.name for path in Path("run/state").iterdir()),
+        "plan": plan_of("run"),
     }
 
 
@@ -525,7 +546,7 @@ def loop():
     net = Net()
     optimizer = nn.SGD(net.trainable_params(), LEARNING_RATE)
     grad_fn = ms.value_and_grad(net, None, optimizer.parameters)
-    with tune_loop({"out_dir": "run"}, optimizer, tokens_per_sample=4) as around:
+    with tune_loop({"out_dir": "run"}, optimizer, tokens_per_sample=4, planned_steps=20) as around:
         for batch in around.batches(batches):
             loss, grads = grad_fn(*batch)
             around.apply(loss, grads)
@@ -537,7 +558,7 @@ def loop():
             if around.stop_requested:
                 break
     first = rows_of("run")
-    outcome = result_of("run")
+    outcome, plan = result_of("run"), plan_of("run")
     raised = ""
     try:
         with tune_loop({"out_dir": "run"}, optimizer, num_microbatches=2) as around:
@@ -548,7 +569,8 @@ def loop():
         raised = str(error)
     return {
         "losses": losses, "rows": first, "result": outcome, "raised": raised,
-        "after": rows_of("run")[len(first) :], "crash": result_of("run"),
+        "after": rows_of("run")[len(first) :], "crash": result_of("run"), "plan": plan,
+        "stale": Path("run/plan.json").exists(),
     }  # fmt: skip
 
 

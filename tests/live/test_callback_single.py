@@ -73,10 +73,13 @@ def test_three_lines_leave_a_run_folder_with_every_signal(graph):
     assert seen["files"] == [
         "conditions.json",
         "decisions.jsonl",
+        "plan.json",
         "result.json",
         "signals.csv",
         "state",
     ]
+    assert seen["plan"] == 100
+    assert "plan.json" not in seen["looped_files"], "nobody knows how long a loop goes on"
     rows = seen["rows"]
     assert column(rows, "step") == list(range(1, 101))
     assert column(rows, "phase") == ["compile"] + ["train"] * 99
@@ -243,7 +246,7 @@ def test_the_batch_is_resized_live_and_only_a_new_graph_compiles(graph):
     assert column(rows, "global_batch_size")[:7] == [8, 8, 16, 16, 32, 32, 8]
     phases = column(rows, "phase")
     assert phases[:7] == ["compile", "train", "compile", "train", "train", "train", "train"]
-    assert graph["resize"]["result"]["steps"] == 8
+    assert graph["resize"]["result"]["steps"] == graph["resize"]["plan"] == 8
     assert "hidden_steps" not in graph["resize"]["result"]["findings"]
 
 
@@ -291,6 +294,13 @@ def test_a_failure_of_our_own_ends_a_trial_but_no_training(graph):
     assert seen["trial"]["calls"] == 4
 
 
+def test_a_training_that_cannot_begin_leaves_a_result_and_no_thread(graph):
+    seen = graph["broken"]
+    assert seen["threads"] == []
+    assert seen["never_begun"]["outcome"] == "crash"
+    assert "in the middle" in seen["never_begun"]["message"]
+
+
 def test_a_trial_ends_itself_and_leaves_what_was_measured(graph):
     seen = graph["trial"]
     result = seen["result"]
@@ -328,6 +338,7 @@ def test_a_resumed_run_goes_on_with_step_knobs_and_a_new_segment(graph):
     seen = graph["resumed"]
     assert column(seen["rows"], "run") == [0] * 12 + [1] * 3 + [2] * 2
     assert column(seen["rows"], "step") == [*range(1, 13), 11, 12, 13, 14, 15]
+    assert seen["plan"] == 15
     assert column(seen["rows"], "learning_rate_scale") == [1.0] * 4 + [0.5] * 13
     assert {"controller_000000005.json", "controller_000000010.json"} <= set(seen["states"])
     assert column(seen["rows"], "phase")[5] == "save"
@@ -376,6 +387,7 @@ def test_a_tuned_loop_records_like_the_callback(pynative):
     apart = rows[10]["wall_time_s"] - rows[9]["wall_time_s"]
     assert apart - rows[10]["step_time_s"] >= 0.4
     assert (seen["result"]["outcome"], seen["result"]["eval_loss"]) == ("ok", 0.125)
+    assert (seen["plan"], seen["stale"]) == (20, False)
 
 
 def test_a_loop_without_batches_knows_no_waiting_and_an_exception_is_a_crash(pynative):
@@ -427,6 +439,7 @@ def test_sampling_only_looks(both):
     assert seen["off_files"] == [
         "conditions.json",
         "decisions.jsonl",
+        "plan.json",
         "result.json",
         "signals.csv",
         "state",

@@ -20,8 +20,10 @@ HERE = Path(__file__).parent
 class ScriptedProfiler:
     """Says what was asked of it; `ready` after so many looks, `broken` in a call."""
 
-    def __init__(self, *, ready=0, broken=None):
+    def __init__(self, *, ready=0, broken=None, unreadable=0):
         self.calls = []
+        self.looks = 0
+        self._unreadable = unreadable
         self.spans = []
         self._ready = ready
         self._broken = broken
@@ -34,6 +36,9 @@ class ScriptedProfiler:
 
     def shares(self, folder, steps):
         self.spans = steps
+        self.looks += 1
+        if self.looks <= self._unreadable:
+            raise ValueError("half a table")
         self._ready -= 1
         return (
             Shares(compute=0.5, communication=0.2, overlap=0.5, busy=0.6)
@@ -183,6 +188,60 @@ def test_a_run_that_ends_inside_a_window_closes_it(tmp_path):
     run.window.end()
     assert profiler.calls == ["start", "stop"]
     assert run.records()[0].steps == 1
+
+
+def test_a_run_that_ends_before_a_step_of_the_window_closes_it_too(tmp_path):
+    profiler = ScriptedProfiler()
+    run = Run(tmp_path / "run", profiler)
+    run.folder.profile_request.touch()
+    run.step(1)
+    run.window.end()
+    assert profiler.calls == ["start", "stop"]
+    assert not run.window.is_open
+    assert run.records() == []
+
+
+@pytest.mark.parametrize(("unreadable", "share"), [(2, 0.5), (99, None)])
+def test_what_cannot_be_read_yet_is_looked_at_again_but_not_for_ever(tmp_path, unreadable, share):
+    profiler = ScriptedProfiler(unreadable=unreadable)
+    run = Run(tmp_path / "run", profiler, steps=1)
+    run.folder.profile_request.touch()
+    for step in range(1, 20):
+        run.step(step)
+    (record,) = run.records()
+    assert record.compute_share == share
+    assert profiler.looks == min(unreadable + 1, 5)
+    if share is None:
+        assert record.message == "what the profiler wrote cannot be read: half a table"
+
+
+def test_what_cannot_be_read_at_the_end_is_said_and_ends_nothing(tmp_path):
+    run = Run(tmp_path / "run", ScriptedProfiler(unreadable=99), steps=1)
+    run.folder.profile_request.touch()
+    run.step(1)
+    run.step(2)
+    run.window.end()
+    assert run.records()[0].message.endswith("cannot be read: half a table")
+
+
+def test_a_request_that_cannot_be_taken_away_is_said_once(tmp_path, caplog):
+    run = Run(tmp_path / "run", ScriptedProfiler())
+    run.folder.profile_request.mkdir()
+    for step in range(1, 4):
+        run.step(step)
+    assert not run.window.is_open
+    assert caplog.text.count("so it is not heard") == 1
+
+
+def test_a_step_over_which_the_clock_was_set_back_tells_nothing(tmp_path):
+    run = Run(tmp_path / "run", ScriptedProfiler(), steps=2)
+    run.folder.profile_request.touch()
+    run.step(1)
+    run.now -= 3600.0
+    for step in range(2, 5):
+        run.step(step)
+    (record,) = run.records()
+    assert (record.first_step, record.steps, record.step_time_s) == (3, 2, 1.0)
 
 
 @pytest.mark.parametrize("broken", ["start", "stop"])

@@ -7,12 +7,11 @@ from mindtune.controller.metrics.bootstrap import (
     block_interval,
     block_length,
     count_interval,
+    mean_interval,
+    quantile_interval,
+    rate_interval,
     slope_interval,
 )
-
-
-def means(rows):
-    return rows.mean(axis=1)
 
 
 def remembering(rho, n, seed):
@@ -39,7 +38,7 @@ def test_blocks_are_as_long_as_the_memory():
 def test_intervals_hold_the_true_mean_about_as_often_as_they_say(rho):
     held = 0
     for seed in range(50):
-        low, high = block_interval(remembering(rho, 400, seed), means)
+        low, high = mean_interval(remembering(rho, 400, seed))
         held += low <= 0 <= high
     # 47.5 of 50 on paper; percentile intervals of remembering series fall a little short.
     assert held >= 43
@@ -53,16 +52,67 @@ def test_intervals_hold_the_true_mean_about_as_often_as_they_say(rho):
 
 def test_intervals_are_the_same_twice_and_none_of_few_values():
     series = remembering(0.5, 100, 1)
-    assert block_interval(series, means) == block_interval(series, means)
-    assert block_interval([1.0] * 7, means) is None
-    assert block_interval([2.0] * 8, means) == (2.0, 2.0)
+    assert mean_interval(series) == mean_interval(series)
+    assert mean_interval([1.0] * 7) is None
+    assert mean_interval([2.0] * 8) == (2.0, 2.0)
+    assert quantile_interval([2.0] * 8, 0.5) == (2.0, 2.0)
+    assert quantile_interval([], 0.5) is None
 
 
 def test_long_series_keep_their_interval():
     series = remembering(0.9, 40_000, 3)
-    low, high = block_interval(series, means)
+    low, high = mean_interval(series)
     # Standard error of the mean: sqrt((1 + rho) / (1 - rho) / n) = 0.0218.
     assert 0.06 < high - low < 0.12
+
+
+@pytest.mark.parametrize("share", [0.5, 0.95])
+@pytest.mark.parametrize("n", [400, 20_000])
+def test_quantiles_of_skewed_series_lie_within_their_intervals(share, n):
+    held = 0
+    true = float(np.exp({0.5: 0.0, 0.95: 1.6449}[share]))
+    for seed in range(40):
+        series = np.exp(remembering(0.5, n, seed))
+        low, high = quantile_interval(series, share)
+        assert low < np.percentile(series, 100 * share) < high
+        held += low <= true <= high
+    assert held >= 34
+
+
+def test_few_values_tell_no_interval_of_a_quantile_at_their_end():
+    series = remembering(0.0, 50, 2)
+    assert quantile_interval(series, 0.95) is None
+    assert quantile_interval(series, 0.5) is not None
+
+
+def test_a_quantile_of_rounded_values_is_uncertain_by_half_a_unit():
+    # Two logs that print 1.2349 and 1.2351 with two digits.
+    low, high = quantile_interval(([1.23] * 9 + [1.24]) * 10, 0.5)
+    assert (low, high) == pytest.approx((1.225, 1.235))
+
+
+def test_what_has_not_happened_in_a_few_steps_may_still_happen():
+    low, high = rate_interval([0.0] * 20)
+    # Wilson's: z^2 / (n + z^2).
+    assert (low, high) == pytest.approx((0.0, 3.8416 / 23.8416))
+    low, high = rate_interval([0.0] * 100_000)
+    assert high == pytest.approx(3.84e-5, rel=0.01)
+    low, high = rate_interval(np.random.default_rng(3).random(400) < 0.1)
+    assert low < 0.1 < high < 0.16
+    assert rate_interval([0.0] * 7) is None
+
+
+def test_a_statistic_of_a_long_series_is_taken_of_all_its_values():
+    series = np.exp(remembering(0.0, 30_000, 4))
+
+    def spreads(rows):
+        low, high = np.percentile(rows, [25, 75], axis=1)
+        return high - low
+
+    low, high = block_interval(series, spreads)
+    assert low < spreads(series[None, :])[0] < high
+    # Of means of neighbours it would be a third of this.
+    assert 1.2 < low < high < 1.6
 
 
 def test_the_slope_and_its_interval():

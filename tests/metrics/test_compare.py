@@ -94,6 +94,30 @@ def test_losses_of_runs_that_are_not_equally_far_are_not_judged(tmp_path):
     assert any("losses and gradient norms cannot be compared" in text for text in warnings)
 
 
+def test_losses_that_are_of_other_steps_are_not_judged(tmp_path):
+    def log(name, every):
+        path = tmp_path / f"{name}.csv"
+        rows = [
+            f"{step},{4 - 0.003 * step + 0.01 * (step // every % 3)},0.5"
+            for step in range(every, 1001, every)
+        ]
+        path.write_text("step,loss,step_time_s\n" + "\n".join(rows) + "\n")
+        return read_metrics(path)
+
+    dense, sparse = log("dense", 1), log("sparse", 10)
+    assert (dense.steps.interval, sparse.steps.interval) == (1, 10)
+    found = compare(dense, sparse)
+    row = next(row for row in found.rows if row.metric == "loss")
+    # A fifth of the records, at most 100: the last 100 steps, and the last 200.
+    assert row.achieved > row.baseline + 0.1
+    assert row.different is None
+    assert row.note == "recorded every 1 and every 10 steps: the losses are of other steps"
+    assert any("the last and the best loss cannot be compared" in text for text in found.warnings)
+    old = dense.model_copy(update={"steps": dense.steps.model_copy(update={"interval": None})})
+    row = next(row for row in compare(old, sparse).rows if row.metric == "loss")
+    assert row.different is not None, "an older file does not say, and is taken as equal"
+
+
 def test_seed_versions_and_what_is_not_known_are_warned_of(tmp_path):
     _, warnings = rows(tmp_path, versions={"mindspore": "2.7.2"})
     assert warnings == ["versions differ: mindspore 2.10.0 and 2.7.2."]
@@ -152,6 +176,17 @@ def test_intervals_of_ratios_and_differences(before, after, different, interval)
         assert row.interval is None
     else:
         assert row.interval == pytest.approx(interval, abs=0.01)
+
+
+def test_more_than_the_devices_can_do_meets_no_goal():
+    steps = {"first_step": 1, "last_step": 9, "recorded": 9, "timed": 9}
+    before, after = (
+        RunMetrics(source="a", format="run", steps=steps, throughput={"mfu": mfu})
+        for mfu in (0.4, 1.3)
+    )
+    (row,) = compare(before, after, {"mfu": 0.5}).rows
+    assert (row.achieved, row.met) == (1.3, None)
+    assert row.note.startswith("above 1, which is wrong")
 
 
 def test_goals_are_met_or_missed_by_the_metric_s_own_direction(tmp_path):

@@ -197,6 +197,51 @@ def test_stability_counts_what_went_wrong(tmp_path):
     assert stability.step_time_jitter == pytest.approx(0.2)
 
 
+def test_what_a_restart_has_made_once_more_is_no_part_of_the_course(tmp_path):
+    folder = tmp_path / "run"
+    lost = [
+        Observation(step=step, phase="train", loss=math.nan if step > 60 else 3.0)
+        for step in range(1, 101)
+    ]
+    write_run(folder, lost)
+    writer = SignalWriter(folder / "signals.csv")
+    for step in range(51, 91):
+        writer.write(Observation(step=step, phase="train", loss=2.0))
+    writer.close()
+    metrics = read_metrics(folder)
+    # A fifth of the 90 steps in force.
+    assert metrics.convergence.loss == 2.0
+    assert metrics.convergence.loss_drop_per_1000_steps == pytest.approx(20, abs=10)
+    assert metrics.stability.non_finite_rate == pytest.approx(40 / 140)
+    low, high = metrics.intervals["non_finite_rate"]
+    assert low < 40 / 140 < high
+
+
+def test_a_table_that_leaves_steps_out_tells_no_share_of_training(tmp_path):
+    every = [
+        Observation(step=step, phase="train", loss=3.0, step_time_s=0.5, wall_time_s=step * 0.5)
+        for step in range(1, 101)
+    ]
+    assert read_metrics(write_run(tmp_path / "all", every)).throughput.training_share == 1.0
+    tenth = read_metrics(write_run(tmp_path / "tenth", every[9::10]))
+    assert tenth.throughput.training_share is None
+    assert tenth.steps.interval == 10
+
+
+def test_intervals_of_a_long_run_hold_its_own_figures(tmp_path):
+    # Skewed times: a median and a 95th percentile of means of neighbours lie elsewhere.
+    steps = [
+        Observation(
+            step=step, phase="train", loss=2.0, step_time_s=0.5 + (step * 7919 % 101 / 100) ** 8
+        )
+        for step in range(1, 9001)
+    ]
+    metrics = read_metrics(write_run(tmp_path / "run", steps))
+    for name in ("step_time_s", "step_time_p95_s", "step_time_mean_s", "step_time_jitter"):
+        low, high = metrics.intervals[name]
+        assert low <= metrics.values()[name] <= high, name
+
+
 def test_spikes_and_their_rhythm(tmp_path):
     steps = [
         Observation(
@@ -245,6 +290,21 @@ def test_a_log_of_another_program_with_what_a_study_says(tmp_path):
     assert read_metrics(log).throughput.mfu is None
 
 
+def test_the_mean_of_a_first_epoch_holds_the_compile(tmp_path):
+    log = tmp_path / "train.log"
+    lines = []
+    for epoch in range(1, 6):
+        lines += [
+            f"epoch: {epoch} step: {step}, loss is {3 - epoch / 10}" for step in range(1, 11)
+        ]
+        time_ms = 900.0 if epoch == 1 else 100.0
+        lines.append(f"Train epoch time: {10 * time_ms:.3f} ms, per step time: {time_ms:.3f} ms")
+    log.write_text("\n".join(lines) + "\n")
+    metrics = read_metrics(log)
+    assert metrics.steps.timed == 4
+    assert metrics.throughput.step_time_mean_s == pytest.approx(0.1)
+
+
 def test_a_trial_s_folder_takes_model_and_peak_from_its_study(tmp_path):
     study = read_yaml(SAMPLES / "study.yaml")
     (tmp_path / "study.yaml").write_text((SAMPLES / "study.yaml").read_text())
@@ -274,6 +334,29 @@ def test_a_trial_s_folder_takes_model_and_peak_from_its_study(tmp_path):
     assert metrics.stability.interruptions == 1
     # A fifth of ten losses.
     assert metrics.convergence.loss == 2.75
+
+
+def test_what_a_trial_s_knobs_do_not_say_is_not_taken_as_none(tmp_path):
+    trial = tmp_path / "trials" / "0000" / "repeat_0"
+    trial.mkdir(parents=True)
+    (tmp_path / "study.yaml").write_text((SAMPLES / "study.yaml").read_text())
+    plan = TrialPlan(number=0, warmup_steps=1, measure_steps=10, deadline_s=60)
+    write_yaml(trial / KnobsFile.FILE, KnobsFile(knobs={"data_parallel": 2}, trial=plan))
+    result = TrialResult(outcome="ok", step_time_s=[2.0] * 10, tokens_per_step=4096)
+    write_json(trial / TrialResult.FILE, result)
+    metrics = read_metrics(trial)
+    assert metrics.throughput.mfu is not None
+    assert metrics.throughput.hfu is None
+    assert metrics.reasons["hfu"] == "it is not known what is recomputed"
+    (tmp_path / "peak.json").write_text('{"flops_per_device": "fast"')
+    with pytest.raises(ConfigError, match=r"peak.json, line 1 must be JSON"):
+        read_metrics(trial)
+
+
+def test_a_log_of_json_lines_may_end_in_json(tmp_path):
+    log = tmp_path / "train.json"
+    log.write_text("".join(f'{{"step": {n}, "loss": {3 - n / 100}}}\n' for n in range(1, 31)))
+    assert read_metrics(log).convergence.first_loss == 2.99
 
 
 def test_a_baseline_file_is_read_back_whole(tmp_path):

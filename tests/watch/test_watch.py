@@ -18,6 +18,7 @@ from mindtune.controller.cli.app import main
 from mindtune.controller.contract import (
     DecisionRecord,
     KnobsFile,
+    RunPlan,
     RunResult,
     TrialPlan,
     TrialRecord,
@@ -30,7 +31,7 @@ from mindtune.controller.watch.run_status import RunWatcher
 from mindtune.controller.watch.sparkline import sparkline
 from mindtune.controller.watch.study_status import StudyWatcher
 from mindtune.controller.watch.tail import Tail
-from mindtune.controller.watch.views import run_view, study_view
+from mindtune.controller.watch.views import run_line, run_view, study_view
 from mindtune.policies.signals import Observation
 
 NOW = 1_900_000_000.0
@@ -129,8 +130,8 @@ def test_steps_findings_and_decisions_are_followed(folder):
         file.write("no row at all\n44,")
     status = view.look()
     assert len(status.steps) == 43
-    assert [(f.kind.value, f.step, f.last_step) for f in status.findings] == [
-        ("non_finite_loss", 41, 43)
+    assert [(run, f.kind.value, f.step, f.last_step) for run, f in status.findings] == [
+        (1, "non_finite_loss", 41, 43)
     ]
     assert [r.acted for r in status.decisions] == [40.0], "the last word of a decision holds"
     assert [r.acted for r in view.look().decisions] == [40.0]
@@ -142,10 +143,68 @@ def test_a_trial_knows_its_end_and_time_left(folder):
     write_yaml(folder.path / KnobsFile.FILE, KnobsFile(knobs={}, trial=plan))
     status = watcher(folder).look()
     assert (status.planned_steps, status.time_left_s) == (20, 5.0)
+    assert "step  10 of 20 (50%)" in drawn(run_view("mine", status, plain=False))
     folder.result.write_text('{"schema": 1, "outcome": "ok", "step_time_s": 0.5}')
     assert watcher(folder).look().state == "running", "its launcher has not judged it yet"
     write_json(folder.path / "trial.json", TrialRecord(outcome="timeout", wall_s=1.0))
     assert watcher(folder).look().outcome == "timeout"
+
+
+def test_a_run_with_a_plan_tells_how_long_it_takes_yet_and_by_what(folder):
+    write_steps(folder, 1, 60, step_time_s=2.0)
+    write_steps(folder, 61, 90)
+    write_json(folder.path / RunPlan.FILE, RunPlan(steps=400, basis="epochs x batches = 4 x 100"))
+    status = watcher(folder).look()
+    # 60 of the last 90 steps took 2 s.
+    assert (status.steps_left, status.time_left_s) == (310, 620.0)
+    line = run_line(status)
+    assert "step 90 of 400 (22%)" in line
+    assert line.endswith(
+        "time left 10 min 20 s (at the median of the last 90 steps, without evaluation and saving)"
+    )
+    write_steps(folder, 91, 401)
+    assert "time left none, its steps are made" in run_line(watcher(folder).look())
+    (folder.path / RunPlan.FILE).write_text('{"steps": 4')
+    assert "time left not known, since no file says" in run_line(watcher(folder).look())
+
+
+def test_without_step_times_the_steps_left_are_told(folder):
+    write_steps(folder, 1, 10, step_time_s=None)
+    write_json(folder.path / RunPlan.FILE, RunPlan(steps=40, basis="the program says so"))
+    assert "time left not known, since the 30 steps left have no time" in run_line(
+        watcher(folder).look()
+    )
+
+
+def test_what_comes_again_after_a_restart_is_told_again(folder, capsys):
+    write_steps(folder, 1, 40)
+    write_steps(folder, 41, 43, loss=math.nan)
+    write_steps(folder, 30, 40)
+    write_steps(folder, 41, 42, loss=math.nan)
+    found = [(run, f.step, f.last_step) for run, f in watcher(folder).look().findings]
+    assert found == [(1, 41, 43), (3, 41, 42)]
+    assert main(["watch", str(folder.path), "--once"]) == 0
+    text = capsys.readouterr().out
+    assert "step 41 to 43 after restart 1: critical" in text
+    assert "step 41 to 42 after restart 3: critical" in text
+
+
+def test_step_times_are_shown_to_four_digits(folder):
+    write_steps(folder, 1, 10, step_time_s=1.4372)
+    assert "step time 1.437 s (median)" in run_line(watcher(folder).look())
+
+
+def test_what_other_programs_wrote_steers_no_terminal(folder):
+    write_steps(folder, 1, 10)
+    result = RunResult(outcome="crash", steps=10, wall_s=5, message="\x1b]0;gone\x07\x1b[2Jlost")
+    write_json(folder.result, result)
+    decisions = DecisionWriter(folder.decisions)
+    decisions.write(DecisionRecord(step=4, policy="mine", action="Advise", requested="a",
+                                   verdict="granted", reason="\x1b[31mred"))  # fmt: skip
+    decisions.close()
+    text = drawn(run_view("na\x1bme", watcher(folder).look(), plain=False))
+    assert "\x1b" not in text
+    assert r"\x1b[31mred" in text
 
 
 def drawn(view, width=100):
@@ -159,9 +218,9 @@ def test_a_run_is_drawn_with_its_course_findings_and_decisions(folder):
     write_steps(folder, 1, 40, **more)
     write_steps(folder, 41, 42, loss=math.inf, **more)
     text = drawn(run_view("mine", watcher(folder).look(), plain=False))
-    for part in ("mine", "running, last sign of life 0 ms ago", "step  42", "time left  not known",
+    for part in ("mine", "running, last sign of life 0 ms ago", "step  42", "time left  not known, since",
                  "learning rate  0.001", "loss scale  1024", "MFU  40.0%", "findings (1)",
-                 "step 41 to 42: critical: non finite loss"):  # fmt: skip
+                 "step 41 to 42 after restart 1: critical: non finite loss"):  # fmt: skip
         assert part in text, part
     assert max(map(len, text.splitlines())) <= 100
     narrow = drawn(run_view("mine", watcher(folder).look(), plain=True), width=50)
@@ -238,7 +297,9 @@ def test_it_goes_on_until_the_run_has_ended(folder, capsys, monkeypatch):
     assert main(["watch", str(folder.path)]) == 3
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(",")[0] for line in lines] == [
-        "step 10", "step 11 to 12: critical: non finite loss: the loss was nan", "step 12",
+        "step 10",
+        "step 11 to 12 after restart 1: critical: non finite loss: the loss was nan",
+        "step 12",
         "ended: non_finite",
     ]  # fmt: skip
 
