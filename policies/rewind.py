@@ -309,7 +309,7 @@ class RewindPolicy:
         rewinds = len(state.rewinds)
         if not rewinds and not lost.final:
             return NO_CHANGE
-        text = diagnose_lost_run(observation, lost.reason, rewinds)
+        text = diagnose_lost_run(observation, lost.reason.rstrip("."), rewinds)
         return Decision(
             actions=(RequestStop(id=f"lost-{lost.code}", diagnosis=text),),
             reason=lost.reason,

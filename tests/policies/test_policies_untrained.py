@@ -33,6 +33,7 @@ def test_a_run_that_cannot_go_back_is_ended_with_the_reason(plant, at) -> None:
     step, stop = ended.stopped
     assert step < at + 100
     assert "no earlier state of this run is at hand" in stop.diagnosis
+    assert ".." not in stop.diagnosis
     # It is no new level, to which the learning rate would come back.
     assert ended.knobs["learning_rate_scale"] < 0.2
 

@@ -13,6 +13,14 @@ CASES = int(os.environ.get("MINDTUNE_FUZZ_CASES", "40"))
 SIGNALS = ("loss", "grad_norm", "learning_rate", "step_time_s")
 JOINED = ("fairseq", "hf_trainer", "megatron", "mindformers", "mindformers pynative")
 """Families whose records have marks enough to be put together."""
+NOISE = (
+    "12",
+    "3.5e-2",
+    "wandb: 1.5",
+    " 12%|#   | 12/100 [00:01<00:09,  9.5it/s]",
+    "7 GPUs, 8.5 GB",
+    "}",
+)
 
 
 def told(observation):
@@ -33,14 +41,15 @@ def test_a_wrapped_log_gives_no_number_that_was_not_written(
     lines, written = log_of(family, random, 4)
     parts = "".join(wrapped(line, width) for line in lines[1:]).splitlines(keepends=True)
     if noise:
-        parts.insert(random.randrange(len(parts) + 1), random.choice(("12\n", f"{lines[0]}\n")))
+        parts.insert(random.randrange(len(parts) + 1), random.choice((*NOISE, lines[0])) + "\n")
     path = tmp_path / "log"
-    path.write_text(lines[0] + "\n" + "".join(parts))
+    text = lines[0] + "\n" + "".join(parts)
+    path.write_text(text)
     for o in open_log(path, family.partition(" ")[0]):
         known = written.get(o.step, {})
         for name, value in told(o).items():
             if value is not None:
-                assert value == pytest.approx(known.get(name), rel=1e-12, nan_ok=True), (name, o)
+                assert value == pytest.approx(known.get(name), rel=1e-12, nan_ok=True), text
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ _VALID = re.compile(
 _WRAPPED = 6
 """Physical lines that one record may be wrapped over."""
 _IS_PIECE = re.compile(r"(?!.*%\|).*[A-Za-z|]")
-"""A number alone is none, nor a progress bar."""
+"""A number alone may be none, and a progress bar is none."""
 _IN_NUMBER = re.compile(r"[\d.]\n(?=[\d.eE])")
 _PARTS = ("load_balancing", "mtp", "z_loss", "sop", "aux")
 """Losses that are parts or additions, not the loss."""
@@ -77,7 +77,9 @@ class _Reader:
         if not heads and not self._pieces:
             return self._validation(line)
         if not heads and not _IS_PIECE.match(line):
-            return self._validation(line)  # of another writer, while a wrapped record goes on
+            # Of another writer, as far as can be told: what it stands in is broken.
+            self._pieces += [CUT] * (self._pieces[-1] != CUT)
+            return None
         records: list[Record] = []
         if not heads:
             self._pieces.append(line.rstrip("\n"))
@@ -103,7 +105,7 @@ class _Reader:
     def _finish_pieces(self) -> list[Record]:
         if not self._pieces:
             return []
-        text, self._pieces = _joined(self._pieces), []
+        text, is_wrapped, self._pieces = _joined(self._pieces), len(self._pieces) > 1, []
         head = _HEAD.search(text)
         if head is None:
             return []
@@ -120,6 +122,7 @@ class _Reader:
             return []
         # Only a record without damage can tell a loss by not naming it.
         intact = CUT not in text and text.count(":", head.end()) >= len(parts)
+        intact = intact and not is_wrapped
         complete = intact and _is_complete(text)
         return [Record(self._observation(int(head[1]), values, complete=complete))]
 
