@@ -52,6 +52,14 @@ def test_a_wrapped_log_gives_no_number_that_was_not_written(
                 assert value == pytest.approx(known.get(name), rel=1e-12, nan_ok=True), text
 
 
+def iteration(step, loss):
+    return (
+        f" iteration {step}/ 90 | consumed samples: 40 | elapsed time per iteration (ms): 1.0 | "
+        f"learning rate: 1.0E-04 | {loss} | grad norm: 1.5 | number of skipped iterations: 0 | "
+        "number of nan iterations: 0 |\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "records", "missed", "steps"),
     [
@@ -79,6 +87,13 @@ def test_a_wrapped_log_gives_no_number_that_was_not_written(
          "per_step_time: 76ms, lr: 0.2\n5, overflow cond: False, loss_scale: 1.0, global_norm: [1.5], "
          "train_throughput_per_npu: 0.000T\n"), 2, 0,
          [(1, 5.5, 2.5, 0.5), (2, 4.5, 1.5, None)]),
+        # Another writer's line in the name of a loss, which is not lost, or in its number.
+        *(
+            (iteration(4, "lm loss: 2.75E+00") + iteration(5, loss), 2, 0,
+             [(4, 2.75, 1.5, 1e-4), (5, None, 1.5, 1e-4)])
+            for loss in ("lm lo\nwandb: 1.5\nss: 2.5E+00", "lm loss: 2.\n12\n5E+00",
+                         "lm loss: 2.\n5E+00")
+        ),
         # Not the rest of a record: a line of another program's, that names alike.
         (("- INFO - { Epoch:[  1/  1], step:[    1/  120], loss:[5.5/5.5], per_step_time: 9ms, lr: 0.5, ov\n"
          "2026-11-29 - INFO - loss_scale: 65536.0, global_norm: [9.0], end\n"), 1, 1,
