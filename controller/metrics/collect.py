@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
+import statistics
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeVar
 
-from mindtune.controller.records.segments import Segment, segments
 from mindtune.policies import detectors
 from mindtune.policies.detectors import DetectorState
 from mindtune.policies.detectors.non_finite import LARGEST
 from mindtune.policies.findings import Finding, FindingKind
-from mindtune.policies.incidents import merge
+from mindtune.policies.incidents import Incidents
 from mindtune.policies.signals import Observation
 
-__all__ = ["Collected", "TimeJudge", "collect"]
+__all__ = ["Collected", "Collector", "TimeJudge", "collect"]
 
 _FIRST = "first"
+_SAMPLE = 64
+"""Steps by which the interval of a segment is told."""
 _TIMES = ("step_time_s", "tokens_per_s", "mfu")
 _NumberT = TypeVar("_NumberT", int, float)
 
@@ -122,60 +125,50 @@ class TimeJudge:
 
 def collect(observations: Iterable[Observation]) -> Collected:
     """Read all observations; those of a log may come as they are read."""
-    found = Collected()
-    judge = TimeJudge()
-    state = DetectorState()
-    highest = -1
-    for segment in segments(observations):
-        if segment.starts_over:
-            state = DetectorState()
-            found.begin_training()
-        reader = _SegmentReader(found, segment, state, highest, judge)
-        found.incidents += merge(reader.findings(), gap=segment.interval)
-        state, highest = reader.state, max(highest, found.last_step)
-        found.segments += 1
-    return found
+    collector = Collector()
+    for observation in observations:
+        collector.take(observation)
+    return collector.finish()
 
 
-class _SegmentReader:
-    """The steps of one segment on their way into the arrays."""
+class Collector:
+    """Takes in the steps of a run one by one.
 
-    def __init__(
-        self,
-        found: Collected,
-        segment: Segment,
-        state: DetectorState,
-        highest: int,
-        judge: TimeJudge,
-    ) -> None:
-        self.state = state
-        self._judge = judge
-        self._found = found
-        self._segment = segment
-        self._highest = highest
+    A segment whose first step is at or before the first step of all starts over: it is another
+    training. Detectors start anew where the steps go back, as those of a run do.
+    """
+
+    def __init__(self) -> None:
+        self._found = Collected()
+        self._times = TimeJudge()
+        self._state = DetectorState()
+        self._judged_step = -1
+        self._training_begins = math.inf
+        self._highest = -1
+        self._run: int | None = None
+        self._begins = 0
         self._wall_s = 0.0
-        self._first_step: int | None = None
+        self._sample: list[int] = []
+        self._early: list[Finding] = []
+        self._incidents: Incidents | None = None
 
-    def findings(self) -> Iterator[Finding]:
-        """Yield what the detectors find; take in each step on the way."""
-        for index, observation in enumerate(self._segment.observations):
-            findings, self.state = detectors.update(observation, self.state)
-            self._take(observation, is_first=index == 0, findings=findings)
-            yield from findings
-        self._found.wall_s += self._wall_s
-        if self._first_step is not None:
-            covered = self._found.last_step - self._first_step + self._segment.interval
-            self._found.covered += max(covered, 1)
+    def take(self, observation: Observation, findings: Sequence[Finding] | None = None) -> None:
+        """Take in a step.
 
-    def _take(
-        self, observation: Observation, *, is_first: bool, findings: tuple[Finding, ...]
-    ) -> None:
+        Args:
+            observation: The step.
+            findings: What the detectors found in it; None: they are asked here.
+        """
+        run = observation.run or 0
+        if run != self._run:
+            self._end_segment()
+            self._begin_segment(run, observation.step)
+        if findings is None:
+            findings = self._judge(observation)
+        self._join(observation.step, findings)
         found = self._found
         if not found.recorded:
             found.first_step = observation.step
-        if is_first:
-            self._first_step = observation.step
-            found.resume_at(observation.step)
         found.recorded += 1
         found.last_step = observation.step
         found.repeated += observation.step <= self._highest
@@ -184,11 +177,72 @@ class _SegmentReader:
         _take_course(found, observation)
         _take_events(found, observation, findings)
         _take_device(found, observation)
-        why = self._judge.why_untimed(observation)
+        why = self._times.why_untimed(observation)
         if why is not None:
             found.excluded[why] += 1
         else:
             _take_times(found, observation)
+
+    def finish(self) -> Collected:
+        """Return what was collected; nothing can be taken in after it."""
+        self._end_segment()
+        return self._found
+
+    def _begin_segment(self, run: int, step: int) -> None:
+        self._run, self._begins = run, step
+        if step <= self._training_begins:
+            self._training_begins = step
+            self._state, self._judged_step = DetectorState(), -1
+            self._found.begin_training()
+        self._found.resume_at(step)
+
+    def _end_segment(self) -> None:
+        if self._run is None:
+            return
+        found = self._found
+        interval = _interval(self._sample)
+        if self._incidents is None:
+            self._incidents = self._joined(interval)
+        found.incidents += self._incidents.found()
+        found.wall_s += self._wall_s
+        found.covered += max(found.last_step - self._begins + interval, 1)
+        found.segments += 1
+        self._highest = max(self._highest, found.last_step)
+        self._wall_s, self._incidents = 0.0, None
+        self._sample.clear()
+        self._early.clear()
+
+    def _judge(self, observation: Observation) -> tuple[Finding, ...]:
+        if observation.step == self._judged_step:
+            return ()
+        if observation.step < self._judged_step:
+            self._state = DetectorState()
+        self._judged_step = observation.step
+        findings, self._state = detectors.update(observation, self._state)
+        return findings
+
+    def _join(self, step: int, findings: Sequence[Finding]) -> None:
+        """Take in findings; how far apart they make one fault is known after the first steps."""
+        if self._incidents is not None:
+            for finding in findings:
+                self._incidents.add(finding)
+            return
+        self._sample.append(step)
+        self._early += findings
+        if len(self._sample) == _SAMPLE:
+            self._incidents = self._joined(_interval(self._sample))
+
+    def _joined(self, interval: int) -> Incidents:
+        incidents = Incidents(gap=interval)
+        for finding in self._early:
+            incidents.add(finding)
+        return incidents
+
+
+def _interval(steps: Sequence[int]) -> int:
+    """Return the usual distance in steps from record to record."""
+    gaps = [max(1, after - before) for before, after in pairwise(steps)]
+    return statistics.median_low(gaps) if gaps else 1
 
 
 def _take_course(found: Collected, observation: Observation) -> None:
@@ -200,9 +254,7 @@ def _take_course(found: Collected, observation: Observation) -> None:
     _keep(found.grad_norms, observation.grad_norm)
 
 
-def _take_events(
-    found: Collected, observation: Observation, findings: tuple[Finding, ...]
-) -> None:
+def _take_events(found: Collected, observation: Observation, findings: Sequence[Finding]) -> None:
     values = (observation.loss, observation.grad_norm)
     broken = any(value is not None and not math.isfinite(value) for value in values)
     found.broken.append(broken)

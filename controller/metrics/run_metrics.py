@@ -70,17 +70,23 @@ def read_metrics(
     return measure(source, conditions=conditions)
 
 
-def measure(source: RunSource, *, conditions: RunConditions | None = None) -> RunMetrics:
-    """Read a run and return its metrics.
+def measure(
+    source: RunSource,
+    *,
+    conditions: RunConditions | None = None,
+    collected: Collected | None = None,
+) -> RunMetrics:
+    """Return the metrics of a run.
 
     Args:
-        source: The run; its steps are read here.
+        source: The run; its steps are read here unless they have been collected.
         conditions: As of `read_metrics`.
+        collected: What its steps say; None: they are read.
 
     Raises:
         ConfigError: It cannot be read, or has no step.
     """
-    found = collect(source.observations)
+    found = collect(source.observations) if collected is None else collected
     if not found.recorded:
         raise ConfigError(
             f"{source.name} must hold at least one optimizer step, but none was recorded."

@@ -14,7 +14,11 @@ from mindtune.controller.records.model_signal_log import (
 from mindtune.controller.records.profile_log import append_profile, read_profiles
 from mindtune.controller.records.recorder import Recorder
 from mindtune.controller.records.run_folder import RunFolder, new_run_folder
-from mindtune.controller.records.signal_writer import SignalWriter, read_signals
+from mindtune.controller.records.signal_writer import (
+    SignalWriter,
+    iterate_signals,
+    read_signals,
+)
 
 __all__ = [
     "DecisionWriter",
@@ -23,6 +27,7 @@ __all__ = [
     "RunFolder",
     "SignalWriter",
     "append_profile",
+    "iterate_signals",
     "merge_decisions",
     "new_run_folder",
     "read_decisions",

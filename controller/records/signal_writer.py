@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from mindtune.controller.errors import ConfigError
 from mindtune.controller.records.append_file import cut_partial_line, open_append
 from mindtune.policies.signals import Observation
 
-__all__ = ["SignalWriter", "read_signals"]
+__all__ = ["SignalWriter", "iterate_signals", "read_signals"]
 
 
 class SignalWriter:
@@ -98,7 +98,12 @@ class SignalWriter:
 
 
 def read_signals(path: Path) -> list[SignalRow]:
-    """Read a signal table; a cut last line is passed over.
+    """Read a signal table at once; see `iterate_signals`."""
+    return list(iterate_signals(path))
+
+
+def iterate_signals(path: Path) -> Iterator[SignalRow]:
+    """Read a signal table row by row; a cut last line is passed over.
 
     Raises:
         ConfigError: it is missing, unreadable or no signal table.
@@ -106,7 +111,7 @@ def read_signals(path: Path) -> list[SignalRow]:
     refuse_pipe(path)
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return list(read_rows(file, source=str(path)))
+            yield from read_rows(file, source=str(path))
     except FileNotFoundError:
         raise ConfigError(f"{path} must exist, but there is no such file.") from None
     except (OSError, UnicodeDecodeError) as error:

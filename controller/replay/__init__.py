@@ -6,9 +6,9 @@ policy would have asked for at that step of the run as it was, not a run that ne
 
 from __future__ import annotations
 
-from mindtune.controller.replay.judge import replay
+from mindtune.controller.replay.judge import Witness, replay
 from mindtune.controller.replay.log_set import LogSet, open_logs
 from mindtune.controller.replay.settings import load_engine
 from mindtune.controller.replay.story import Chapter, Line, tell
 
-__all__ = ["Chapter", "Line", "LogSet", "load_engine", "open_logs", "replay", "tell"]
+__all__ = ["Chapter", "Line", "LogSet", "Witness", "load_engine", "open_logs", "replay", "tell"]

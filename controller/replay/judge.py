@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice, pairwise
 
@@ -35,7 +35,10 @@ from mindtune.policies.incidents import merge
 from mindtune.policies.records import ActionRecord
 from mindtune.policies.signals import SIGNAL_NAMES, Observation
 
-__all__ = ["replay"]
+__all__ = ["Witness", "replay"]
+
+Witness = Callable[[Observation, tuple[Finding, ...]], None]
+"""Told of each step as it is read, with what the detectors found in it."""
 
 _FACTS = RunFacts(reachable=frozenset(KNOBS), can_rewind=True)
 """A log does not limit what could have been turned."""
@@ -70,14 +73,21 @@ class _Findings:
         self.diagnoses += [_diagnosis(run, cause) for cause in causes]
 
 
-def replay(log: LogStream | LogSet, engine: Engine) -> ReplayOutput:
+def replay(
+    log: LogStream | LogSet, engine: Engine, *, witness: Witness | None = None
+) -> ReplayOutput:
     """Return what a log shows; it is read once, in bounded memory but for what is found.
+
+    Args:
+        log: What to read.
+        engine: Detectors and policies.
+        witness: Who besides looks at the steps; None: nobody.
 
     Raises:
         ConfigError: the log cannot be read, or has no step or no signal in it.
     """
     logs = LogSet.of(log) if isinstance(log, LogStream) else log
-    collected = _collect(logs, engine)
+    collected = _collect(logs, engine, witness)
     runs = collected.runs
     if not runs:
         raise ConfigError(
@@ -113,7 +123,7 @@ def replay(log: LogStream | LogSet, engine: Engine) -> ReplayOutput:
     )
 
 
-def _collect(logs: LogSet, engine: Engine) -> _Findings:
+def _collect(logs: LogSet, engine: Engine, witness: Witness | None) -> _Findings:
     collected = _Findings()
     state: EngineState | None = None
     before: History | None = None
@@ -127,7 +137,7 @@ def _collect(logs: LogSet, engine: Engine) -> _Findings:
             first_step = sample[0].step
         if before is not None:
             before.resumed_from = None  # of a hundred segments only two are kept
-        segment = _Segment(engine, state, run, collected, History(before))
+        segment = _Segment(engine, state, run, collected, History(before), witness)
         found = segment.findings(chain(sample, observations))
         incidents = merge(found, gap=_NEAR * _interval(sample))
         stalls = any(incident.kind is FindingKind.DATA_STALL for incident in incidents)
@@ -156,12 +166,14 @@ class _Segment:
         run: int,
         collected: _Findings,
         history: History,
+        witness: Witness | None,
     ) -> None:
         self.run = run
         self.state = state
         self.history = history
         self._engine = engine
         self._collected = collected
+        self._witness = witness
         self._unseen = [
             name
             for name in SIGNAL_NAMES
@@ -176,6 +188,8 @@ class _Segment:
             result = step(observation, self.state)
             self.state = result.state
             history.add(observation, result.findings)
+            if self._witness is not None:
+                self._witness(observation, result.findings)
             for record in result.records:
                 if record.verdict == "observed":
                     self._collected.decisions.append(_decision(self.run, record))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mindtune.controller.reports.page import Figure
 
 __all__ = ["ACCENT", "BLUE", "GREEN", "GREY", "INK", "ORANGE", "RED", "SVG_FONTS", "WIDTH",
-           "finite", "for_html", "is_shown", "styled", "svg", "thinned"]  # fmt: skip
+           "finite", "for_html", "is_shown", "styled", "svg", "thinned", "verbatim"]  # fmt: skip
 
 WIDTH = 8.4
 """Inches: a figure fills a page of A4 at three quarters of its size, and a screen at its own."""
@@ -151,3 +151,8 @@ def finite(value: float | None) -> float:
 def is_shown(value: float) -> bool:
     """Tell whether axes can hold a value; not a non-finite one."""
     return abs(value) <= _LARGEST
+
+
+def verbatim(text: str) -> str:
+    """Return a text as matplotlib draws it as it stands: a dollar begins no formula."""
+    return text.replace("$", r"\$")

@@ -19,15 +19,17 @@ from mindtune.controller.reports.figure_style import for_html
 from mindtune.controller.reports.language import Words
 
 __all__ = ["Card", "Column", "Figure", "Page", "Quoted", "Section", "Table", "Tone", "number",
-           "render"]  # fmt: skip
+           "printable", "render"]  # fmt: skip
 
 
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Characters that HTML forbids; they come with messages of other programs."""
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+"""Characters that HTML or SVG forbids; they come with messages of other programs."""
 _UNBROKEN = re.compile(r"[^\s\u2e80-\uffff]{30}")
 """Words that a table has to break, such as paths; of Chinese every character may begin a line."""
 _SHORT, _PROSE = 20, 60
 """Lengths of a cell up to which it stands in one line, and from which on it needs some width."""
+_LARGEST_IN_FULL, _LONGEST_WHOLE = 1e7, 1e12
+"""From where on numbers have an exponent, and whole ones, such as a loss scale."""
 _TALL = 50
 """Rows from which on a table scrolls in a box of its own on a screen."""
 
@@ -129,7 +131,12 @@ def render(page: Page) -> str:
     environment.filters["width"] = _width
     template = environment.from_string(source.read_text(encoding="utf-8"))
     html = template.render(page=page, words=page.words)
-    return _CONTROL.sub("\ufffd", html)
+    return printable(html)
+
+
+def printable(text: str) -> str:
+    """Return a text with a mark in place of each character that no page can hold."""
+    return _UNPRINTABLE.sub("\ufffd", text)
 
 
 def _coded(text: str) -> Markup:
@@ -147,8 +154,14 @@ def number(value: float | None, digits: int = 4) -> str:
     """Return a number for reading; a dash where it was not measured."""
     if value is None:
         return "-"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     if isinstance(value, int):
         return f"{value:,}"
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "\N{INFINITY}" if value > 0 else "-\N{INFINITY}"
+    # A loss scale of 65,536 is no 6.554e+04.
+    is_exact = value.is_integer() and abs(value) < _LONGEST_WHOLE
+    if abs(value) >= 1000 and (abs(value) < _LARGEST_IN_FULL or is_exact):
+        return f"{value:,.0f}"
     return f"{value:.{digits}g}"

@@ -18,7 +18,7 @@ import matplotlib as mpl
 
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.reports.figure_style import SVG_FONTS
-from mindtune.controller.reports.page import Figure, Page, Table
+from mindtune.controller.reports.page import Figure, Page, Table, printable
 
 __all__ = ["to_pdf"]
 
@@ -30,7 +30,6 @@ _LONG = 13
 """Characters of a word from which on it may be broken at its joints."""
 _JOINTS = re.compile(r"(?<=[_/.=,:;])(?=\w)|(?<=[a-z])(?=[A-Z])")
 _WORD = re.compile(rf"\S{{{_LONG},}}")
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _ZERO_WIDTH_SPACE = "\u200b"
 
 
@@ -93,7 +92,7 @@ def _figure(figure: Figure, language: str) -> dict[str, Any]:
     width = re.search(r'\bwidth="([\d.]+)pt"', figure.svg)
     share = 100.0 if width is None else min(100.0, 100.0 * float(width[1]) / _FULL_WIDTH_PT)
     # Of a list, Typst takes the first font alone, and what it likes for the rest.
-    svg = figure.svg.replace(SVG_FONTS, _FONTS[language][0])
+    svg = printable(figure.svg.replace(SVG_FONTS, _FONTS[language][0]))
     return {"svg": svg, "caption": _text(figure.caption), "share": share}
 
 
@@ -118,6 +117,4 @@ def _widths(table: Table) -> list[int | None]:
 
 def _text(text: str) -> str:
     """Return a text that can be set: long words may break at their joints."""
-    return _WORD.sub(
-        lambda word: _JOINTS.sub(_ZERO_WIDTH_SPACE, word[0]), _CONTROL.sub("\ufffd", text)
-    )
+    return _WORD.sub(lambda word: _JOINTS.sub(_ZERO_WIDTH_SPACE, word[0]), printable(text))

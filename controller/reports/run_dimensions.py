@@ -32,8 +32,8 @@ def dimension_sections(metrics: RunMetrics, words: Words) -> Iterator[Section]:
                 continue
             how = retold(reason, words) if reason else words(f"how.{name}")
             rows.append([
-                title, words(f"metric.{name}"), metric_text(name, value),
-                _interval(metrics, name), how,
+                title, words(f"metric.{name}"), metric_text(name, value, words),
+                _interval(metrics, name, words), how,
             ])  # fmt: skip
             title = ""
     steps = metrics.steps
@@ -49,19 +49,22 @@ def dimension_sections(metrics: RunMetrics, words: Words) -> Iterator[Section]:
         )
 
 
-def _interval(metrics: RunMetrics, name: str) -> str:
+def _interval(metrics: RunMetrics, name: str, words: Words) -> str:
     found = metrics.intervals.get(name)
     if found is None:
         return ""
-    low, high = metric_text(name, found[0]), metric_text(name, found[1])
+    low, high = (metric_text(name, bound, words) for bound in found)
     number_of_low, _, unit = low.partition(" ")
     if unit and high.endswith(f" {unit}"):
         low = number_of_low
     return f"{low} \N{EN DASH} {high}"
 
 
-def metric_text(name: str, value: float) -> str:
-    """Return a metric for reading, with its unit."""
+def metric_text(name: str, value: float, words: Words) -> str:
+    """Return a metric for reading, with its unit.
+
+    A loss has none: whether it is one in nats only the program knows.
+    """
     unit = METRICS[name].unit
     if not math.isfinite(value):
         return number(value)
@@ -73,5 +76,4 @@ def metric_text(name: str, value: float) -> str:
         return f"{value:.2%}"
     if unit == "s":
         return f"{value * 1e3:.4g} ms" if abs(value) < 1 else f"{value:.4g} s"
-    text = f"{value:,.0f}" if abs(value) >= 1e4 else number(value)
-    return f"{text} {unit.removeprefix('1')}".strip().replace("degC", "°C")
+    return f"{number(value)} {words.known('measure', unit)}".rstrip()

@@ -9,8 +9,8 @@ from mindtune.controller.contract import ModelSignalRecord
 from mindtune.controller.reports.language import Words
 from mindtune.controller.reports.page import Figure, Section, number
 from mindtune.controller.reports.run_records import RunRecords
+from mindtune.controller.reports.run_steps import Points
 from mindtune.controller.reports.spread_figures import HeatMap, heat_maps
-from mindtune.policies.signals import Observation
 
 __all__ = ["gradient_section", "model_sections"]
 
@@ -37,7 +37,7 @@ def gradient_section(run: RunRecords, words: Words) -> Section | None:
             maps.append(norms)
         drawing = heat_maps(maps, step_label=words("axis.step"))
         return Section(title, figures=[Figure(drawing, words("gradients.entries"))])
-    found = _norms(run.observations, words)
+    found = _norms(run.steps.norms, words)
     if found is None:
         return None
     drawing = heat_maps([found], step_label=words("axis.step"))
@@ -79,17 +79,18 @@ def _by_layer(samples: Sequence[ModelSignalRecord], name: str, words: Words) -> 
     if not any(math.isfinite(value) for row in grid for value in row):
         return None
     return HeatMap(
-        words(f"layers.{name}"), [sample.step for sample in samples], layers, grid, "",
+        words(f"layers.{name}"), [sample.step for sample in samples], layers, grid,
+        words(f"layers.{name}_unit"),
         words("layers.layer"), log=True,
     )  # fmt: skip
 
 
-def _norms(observations: Sequence[Observation], words: Words) -> HeatMap | None:
+def _norms(norms: Points, words: Words) -> HeatMap | None:
     """Return how often each size of the gradient norm came, per stretch of steps."""
     points = [
-        (step.step, math.log10(step.grad_norm))
-        for step in observations
-        if step.grad_norm is not None and 1e-100 < step.grad_norm < 1e100
+        (step, math.log10(norm))
+        for step, norm in zip(norms.steps, norms.values(), strict=True)
+        if 1e-100 < norm < 1e100
     ]
     if len(points) < 2 * _PER_STRETCH:
         return None

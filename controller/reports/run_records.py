@@ -1,7 +1,11 @@
-"""What a report is made of: the records of a run's folder, or a log of any program."""
+"""What a report is made of: the records of a run's folder, or a log of any program.
+
+Its steps are read once: detectors, metrics and figures all look at them as they come.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,14 +25,18 @@ from mindtune.controller.contract import (
 )
 from mindtune.controller.contract.fault_plan import PLANTED_FAULTS
 from mindtune.controller.errors import ConfigError
+from mindtune.controller.metrics.collect import Collector
 from mindtune.controller.metrics.run_metrics import measure
 from mindtune.controller.metrics.run_source import RunSource, open_source
-from mindtune.controller.records import RunFolder, read_decisions, read_signals
+from mindtune.controller.records import RunFolder, iterate_signals, read_decisions
 from mindtune.controller.records.log_readers import LogStream
 from mindtune.controller.records.log_readers.table import SIGNALS_TABLE
 from mindtune.controller.records.model_signal_log import read_model_signals
 from mindtune.controller.replay import LogSet, load_engine, open_logs, replay
+from mindtune.controller.reports.fates import acted
+from mindtune.controller.reports.run_steps import RunSteps
 from mindtune.policies.diagnosis import RunContext
+from mindtune.policies.findings import Finding
 from mindtune.policies.signals import Observation
 
 __all__ = ["Ending", "RunRecords", "read_run"]
@@ -59,7 +67,7 @@ class RunRecords:
     """What the detectors find in it."""
     metrics: RunMetrics
     """Its figures in five dimensions."""
-    observations: Sequence[Observation]
+    steps: RunSteps
     """At least one."""
     decisions: Sequence[DecisionRecord]
     samples: Sequence[ModelSignalRecord] = ()
@@ -71,44 +79,44 @@ class RunRecords:
     """The watchdog has written stacks."""
 
     @property
-    def trained(self) -> list[Observation]:
-        """The steps whose times are comparable."""
-        return [step for step in self.observations if step.phase in (None, "train")]
-
-    @property
     def planted(self) -> str | None:
         """The sentence that says which faults were planted; None: none were."""
         return next((r.reason for r in self.decisions if r.requested == PLANTED_FAULTS), None)
 
 
-class _KeptLogs(LogSet):
-    """Logs whose observations stay at hand once they were read."""
-
-    def __init__(self, logs: LogSet) -> None:
-        super().__init__(logs.streams, notes=logs.notes)
-        self._logs = logs
-        self.observations: list[Observation] = []
-
-    def context(self) -> RunContext:
-        """Return what other records tell."""
-        return self._logs.context()
-
-    def __iter__(self) -> Iterator[Observation]:
-        for observation in self._logs:
-            self.observations.append(observation)
-            yield observation
-
-
 class _OwnTable(LogStream):
     """A signal table of ours, read as strictly as any record."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, SIGNALS_TABLE)
-        self.observations = [row.observation for row in read_signals(path)]
-        self.records = len(self.observations)
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__(folder.signals, SIGNALS_TABLE)
+        self._folder = folder
 
     def __iter__(self) -> Iterator[Observation]:
-        return iter(self.observations)
+        for row in iterate_signals(self.path):
+            self.records += 1
+            yield row.observation
+        if not self.records:
+            ending = _ending(self._folder)
+            how = "" if ending is None else f" It ended {ending.outcome!r}. {ending.message}"
+            raise ConfigError(
+                f"{self.path} must hold at least one step, but it has a header only.{how}".rstrip()
+            )
+
+
+class _OwnLogs(LogSet):
+    """That table, with what the other records of the folder tell."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__([_OwnTable(folder)])
+        self._path = folder.path
+
+    def context(self) -> RunContext:
+        """Return what the other records tell; asked for once the table was found to be sound."""
+        return self._told
+
+    @functools.cached_property
+    def _told(self) -> RunContext:
+        return open_logs([self._path]).context()
 
 
 def read_run(path: Path) -> RunRecords:
@@ -119,36 +127,52 @@ def read_run(path: Path) -> RunRecords:
     """
     folder = RunFolder(path)
     if not folder.signals.exists():
-        logs = _KeptLogs(open_logs([path]))
-        story = replay(logs, load_engine(None))
-        return RunRecords(
-            name=path.resolve().name,
-            source=path,
-            is_log=True,
-            story=story,
-            metrics=measure(RunSource(path.name, story.format, logs.observations)),
-            observations=logs.observations,
-            decisions=_would_be(story),
-        )
-    table = _OwnTable(folder.signals)
-    if not table.observations:
-        raise ConfigError(
-            f"{folder.signals} must hold at least one step, but it has a header only."
-        )
-    context = open_logs([path]).context()
+        return _read_log(path)
+    decisions = read_decisions(folder.decisions)
+    last_action = max((record.step for record in decisions if acted(record)), default=None)
+    reading = _Reading(last_action=last_action)
+    story = replay(_OwnLogs(folder), load_engine(None), witness=reading)
+    source = replace(open_source(path), observations=())
     return RunRecords(
         name=path.resolve().name,
         source=folder.signals,
         is_log=False,
-        story=replay(LogSet([table], context=context), load_engine(None)),
-        metrics=measure(replace(open_source(path), observations=table.observations)),
-        observations=table.observations,
-        decisions=read_decisions(folder.decisions),
+        story=story,
+        metrics=measure(source, collected=reading.collector.finish()),
+        steps=reading.steps,
+        decisions=decisions,
         samples=read_model_signals(folder.model_signals),
         ending=_ending(folder),
         config=_config(path / "config.yaml"),
         has_hung=folder.stacks.exists(),
     )
+
+
+def _read_log(path: Path) -> RunRecords:
+    reading = _Reading()
+    story = replay(open_logs([path]), load_engine(None), witness=reading)
+    source = RunSource(path.name, story.format, ())
+    return RunRecords(
+        name=path.resolve().name,
+        source=path,
+        is_log=True,
+        story=story,
+        metrics=measure(source, collected=reading.collector.finish()),
+        steps=reading.steps,
+        decisions=_would_be(story),
+    )
+
+
+class _Reading:
+    """Hands each step that a replay reads to the metrics and the figures."""
+
+    def __init__(self, *, last_action: int | None = None) -> None:
+        self.collector = Collector()
+        self.steps = RunSteps(last_action=last_action)
+
+    def __call__(self, step: Observation, findings: Sequence[Finding]) -> None:
+        self.collector.take(step, findings)
+        self.steps.take(step)
 
 
 def _would_be(story: ReplayOutput) -> list[DecisionRecord]:

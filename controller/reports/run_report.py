@@ -46,7 +46,7 @@ def run_page(path: Path, words: Words) -> Page:
         words=words,
         title=words("run.log" if run.is_log else "run.title", name=run.name),
         subtitle=words(
-            "run.subtitle", steps=number(len(run.observations)), source=run.source.name,
+            "run.subtitle", steps=number(run.steps.count), source=run.source.name,
             format=run.story.format,
         ),
         tone=first.tone,

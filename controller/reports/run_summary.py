@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -15,12 +14,9 @@ from mindtune.controller.reports.page import Card, Tone, number
 from mindtune.controller.reports.recorded import retold
 from mindtune.controller.reports.run_records import RunRecords
 from mindtune.controller.units import format_duration, format_size
-from mindtune.policies.signals import Observation
 
-__all__ = ["Opening", "data_shares", "opening", "values"]
+__all__ = ["Opening", "opening"]
 
-_LAST = 20
-"""Losses whose median is called the loss at the end: one alone is mostly noise."""
 _SURE = frozenset({"nearly certain", "likely"})
 _ORDER = ("critical", "warning", "info")
 
@@ -63,47 +59,50 @@ def _verdict(run: RunRecords) -> tuple[Tone, str]:
         return ("bad", "log_faulty") if faulty else ("good", "log_healthy")
     if run.ending is None:
         return ("bad", "hung") if run.has_hung else ("plain", "open")
-    if run.ending.outcome == "ok":
-        return ("attention", "survived") if faulty else ("good", "finished")
-    return ("bad", "stopped") if run.ending.outcome == "stopped" else ("bad", "failed")
+    match run.ending.outcome:
+        case "ok":
+            return ("attention", "survived") if faulty else ("good", "finished")
+        case "stopped":
+            return "bad", "stopped"
+        case "pruned" | "interrupted":
+            return "attention", "ended"
+    return "bad", "failed"
 
 
 def _lead(run: RunRecords, words: Words, key: str) -> str:
-    last = run.observations[-1]
     outcome = "" if run.ending is None else words.known("outcome", run.ending.outcome)
     parts = [words(f"lead.{key}", outcome=outcome)]
     if run.planted:
         parts.append(words("lead.planted"))
-    parts.append(words("lead.last", step=number(last.step), loss=number(last.loss)))
+    step, loss = number(run.steps.last_step), run.steps.last_loss
+    parts.append(
+        words("lead.last_step", step=step)
+        if loss is None
+        else words("lead.last", step=step, loss=number(loss))
+    )
     return words("lead.joint").join(parts)
 
 
 def _result(run: RunRecords, words: Words) -> Card:
-    losses = values(run.observations, "loss")
-    steps = number(run.observations[-1].step)
+    told = run.steps
     notes = []
-    if losses:
-        last = losses[-_LAST:]
+    if told.last_losses:
         notes.append(words(
-            "card.loss", first=number(losses[0]), last=number(statistics.median(last)),
-            count=len(last),
+            "card.loss", first=number(told.first_loss),
+            last=number(statistics.median(told.last_losses)), count=len(told.last_losses),
         ))  # fmt: skip
-    evaluated = values(run.observations, "eval_loss")
+    elif told.broken_losses:
+        notes.append(words("card.no_loss"))
+    evaluated = told.eval_loss
     if run.ending is not None and run.ending.eval_loss is not None:
-        evaluated = [*evaluated, float(run.ending.eval_loss)]
-    if evaluated:
-        notes.append(words("card.eval_loss", last=number(evaluated[-1])))
-    wall_s = _wall_time(run)
+        evaluated = float(run.ending.eval_loss)
+    if evaluated is not None:
+        notes.append(words("card.eval_loss", last=number(evaluated)))
+    wall_s = told.wall_time_s if run.ending is None else run.ending.wall_s
     if wall_s is not None:
         notes.append(words("card.wall", time=format_duration(wall_s)))
-    return Card(words("card.result"), words("card.steps", steps=steps), notes)
-
-
-def _wall_time(run: RunRecords) -> float | None:
-    if run.ending is not None:
-        return run.ending.wall_s
-    times = values(run.observations, "wall_time_s")
-    return times[-1] if times else None
+    steps = words("card.steps", steps=number(told.last_step))
+    return Card(words("card.result"), steps, notes)
 
 
 def _happened(run: RunRecords, words: Words) -> Card:
@@ -136,31 +135,23 @@ def _worst(findings: Sequence[FindingRecord]) -> list[FindingRecord]:
 
 def _done(run: RunRecords, words: Words) -> Card:
     fates = Counter(fate_of(record) for record in run.decisions if is_action(record))
-    advice = sum(
+    count = sum(
         record.action == "Advise" and record.policy != "sensors" for record in run.decisions
     )
-    done = sum(map(acted, run.decisions))
+    advice = [words("card.advice", count=count)] if count else []
+    if run.is_log:
+        requests = words("card.requests", count=fates["observed"])
+        return Card(words("card.would_do"), requests, advice)
     notes = [
         words("card.fate", count=count, fate=words(f"fate.{fate}"))
         for fate, count in sorted(fates.items())
     ]
-    if advice:
-        notes.append(words("card.advice", count=advice))
-    if run.is_log:
-        return Card(
-            words("card.would_do"), words("card.requests", count=fates["observed"]), notes[1:]
-        )
-    if not fates and not advice:
-        notes = [words("card.no_action")]
-    return Card(words("card.done"), words("card.actions", count=done), notes)
+    done = words("card.actions", count=sum(map(acted, run.decisions)))
+    return Card(words("card.done"), done, [*notes, *advice] or [words("card.no_action")])
 
 
 def _cost(run: RunRecords, words: Words) -> Card:
-    steps = len(run.observations)
-    skipped = sum(bool(step.update_skipped) for step in run.observations)
-    broken = sum(
-        step.loss is not None and not math.isfinite(step.loss) for step in run.observations
-    )
+    told = run.steps
     returns = [
         record for record in run.decisions
         if record.action == "Rewind" and record.verdict == "granted" and record.acted is not None
@@ -169,42 +160,37 @@ def _cost(run: RunRecords, words: Words) -> Card:
     notes = []
     if returns:
         notes.append(words("card.rewound", count=len(returns), steps=number(lost)))
-    if broken:
-        notes.append(words("card.broken", count=number(broken)))
-    for phase in ("compile", "eval", "save"):
-        spent = sum(
-            step.step_time_s for step in run.observations
-            if step.phase == phase and step.step_time_s and math.isfinite(step.step_time_s)
-        )  # fmt: skip
-        if spent >= 1:
-            notes.append(words(f"card.{phase}", time=format_duration(spent)))
-    last_action = max((record.step for record in run.decisions if acted(record)), default=None)
-    if last_action is not None:
-        after = [step for step in run.observations if step.step > last_action]
-        good = sum(step.loss is not None and math.isfinite(step.loss) for step in after)
-        notes.append(words("card.since", count=number(good)))
-    value = words("card.skipped", count=number(skipped), share=f"{skipped / steps:.1%}")
-    if all(step.update_skipped is None for step in run.observations):
-        value = words("card.skips_unknown")
+    if told.broken_losses:
+        notes.append(words("card.broken", count=number(told.broken_losses)))
+    notes += [
+        words(f"card.{phase}", time=format_duration(spent_s))
+        for phase, spent_s in told.spent_s.items()
+        if spent_s >= 1
+    ]
+    if any(map(acted, run.decisions)):
+        notes.append(words("card.since", count=number(told.losses_since_action)))
+    value = words("card.skips_unknown")
+    if "update_skipped" in told.signals:
+        share = f"{told.skipped / told.count:.1%}"
+        value = words("card.skipped", count=number(told.skipped), share=share)
     return Card(words("card.cost"), value, notes)
 
 
 def _speed(run: RunRecords, words: Words) -> Card:
-    trained = run.trained
-    times = values(trained, "step_time_s")
-    rates = values(trained, "tokens_per_s")
+    times, rates, utilization = (
+        run.steps.distributions[name] for name in ("step_time_s", "tokens_per_s", "mfu")
+    )
     value = "-"
     notes = []
     if times:
         value = words("card.step_time", time=format_duration(statistics.median(times)))
     if rates:
         notes.append(words("card.rate", rate=f"{statistics.median(rates):,.0f}"))
-    utilization = values(trained, "mfu")
     if utilization:
         notes.append(words("card.mfu", mfu=f"{statistics.median(utilization):.1%}"))
-    waits = data_shares(trained)
-    if waits:
-        notes.append(words("card.waits", share=f"{statistics.median(waits):.1%}"))
+    if run.steps.waits:
+        share = f"{statistics.median(run.steps.waits):.1%}"
+        notes.append(words("card.waits", share=share))
     peak = _peak_memory(run)
     if peak is not None:
         notes.append(words("card.memory", size=format_size(peak)))
@@ -215,24 +201,5 @@ def _peak_memory(run: RunRecords) -> float | None:
     """Return the largest memory that was told of, in bytes: the result's, or of the steps."""
     if run.ending is not None and run.ending.peak_memory_bytes is not None:
         return run.ending.peak_memory_bytes
-    for name in ("memory_allocated_bytes", "device_memory_used_bytes"):
-        measured = values(run.observations, name)
-        if measured:
-            return max(measured)
-    return None
-
-
-def data_shares(steps: Sequence[Observation]) -> list[float]:
-    """Return the share of each step's time that was spent waiting for data."""
-    shares = [
-        step.data_time_s / step.step_time_s
-        for step in steps
-        if step.data_time_s is not None and step.step_time_s
-    ]
-    return [share for share in shares if math.isfinite(share)]
-
-
-def values(steps: Sequence[Observation], name: str) -> list[float]:
-    """Return the finite values of a signal."""
-    measured = (getattr(step, name) for step in steps)
-    return [value for value in measured if value is not None and math.isfinite(value)]
+    peaks = run.steps.peak_bytes
+    return peaks.get("memory_allocated_bytes", peaks.get("device_memory_used_bytes"))

@@ -17,10 +17,16 @@ from mindtune.policies.signals import SIGNAL_NAMES
 __all__ = ["decisions_section", "diagnosis_section", "incidents_section", "provenance_section"]
 
 _MOST_ROWS = 500
+_LONGEST = 300
+"""Characters shown of a value of a config."""
 _SECRET = re.compile(
     r"(?i)passw|secret|credential|(^|_)(auth|token|pat)$|api_?key|access_?key|private_?key"
 )
 """Keys of a program's config whose values a reader need not know."""
+_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+"""User and password in an address."""
+_SPELLED = {None: "null", True: "true", False: "false"}
+"""As YAML has them."""
 _NO_SIGNAL = frozenset({"step", "run", "phase"})
 _SEVERITIES = ("critical", "warning", "info")
 
@@ -88,7 +94,7 @@ def diagnosis_section(run: RunRecords, words: Words) -> Section | None:
             words.known("confidence", entry.confidence),
             retold(entry.statement, words),
             _clues(entry, words),
-            _joint(entry.next_steps, words),
+            _lines([("", entry.next_steps)], words),
         ])  # fmt: skip
     sure = frozenset(
         index for index, entry in enumerate(known[:_MOST_ROWS])
@@ -103,22 +109,22 @@ def diagnosis_section(run: RunRecords, words: Words) -> Section | None:
 
 
 def _clues(entry: DiagnosisRecord, words: Words) -> str:
-    parts = [
-        words(f"diagnosis.{key}", text=_joint(facts, words))
-        for key, facts in (
-            ("for", entry.evidence_for),
-            ("against", entry.evidence_against),
-            ("missing", entry.missing),
-        )
-        if facts
-    ]
-    text = "\n".join(parts)
-    return text if words.language == "en" else Quoted(text)
+    told = (
+        ("for", entry.evidence_for),
+        ("against", entry.evidence_against),
+        ("missing", entry.missing),
+    )
+    return _lines([
+        (words(f"diagnosis.{key}"), facts) for key, facts in told if facts
+    ], words)  # fmt: skip
 
 
-def _joint(sentences: Sequence[str], words: Words) -> str:
-    text = "; ".join(sentences)
-    return text if words.language == "en" else Quoted(text)
+def _lines(told: Sequence[tuple[str, Sequence[str]]], words: Words) -> str:
+    """Return recorded sentences behind their heads, a line each; quoted where one of them is."""
+    parts = [(head, [retold(fact, words) for fact in facts]) for head, facts in told]
+    text = "\n".join(f"{head}{words('sentences').join(facts)}" for head, facts in parts)
+    is_quoted = any(isinstance(fact, Quoted) for _, facts in parts for fact in facts)
+    return Quoted(text) if is_quoted else text
 
 
 def _range(first: int, last: int) -> str:
@@ -146,7 +152,11 @@ def decisions_section(run: RunRecords, words: Words) -> Section:
         title,
         text=words("decisions.would" if run.is_log else "decisions.text"),
         table=Table(columns, rows),
-        note=_cut(len(run.decisions), words, "decisions.jsonl"),
+        note=_cut(
+            len(run.decisions),
+            words,
+            "mindtune replay --json" if run.is_log else DecisionRecord.FILE,
+        ),
     )
 
 
@@ -167,7 +177,8 @@ def provenance_section(run: RunRecords, words: Words) -> Section:
     seen = set(run.story.signals)
     missing = [name for name in SIGNAL_NAMES if name not in seen | _NO_SIGNAL]
     phases = [
-        f"{words.known('phase', phase)} {count:,}" for phase, count in sorted(_phases(run).items())
+        f"{words.known('phase', phase)} {count:,}"
+        for phase, count in sorted(run.steps.phases.items())
     ]
     rows = [
         [words("provenance.source"), run.source.name],
@@ -189,28 +200,29 @@ def provenance_section(run: RunRecords, words: Words) -> Section:
     return Section(
         words("section.provenance"),
         text=words("provenance.text"),
-        table=Table([Column(words("column.fact")), Column(words("column.value"))], rows),
+        table=Table(
+            [Column(words("column.fact")), Column(words("column.value"))], rows[:_MOST_ROWS]
+        ),
+        note=_cut(len(rows), words, "config.yaml"),
     )
 
 
-def _phases(run: RunRecords) -> Mapping[str, int]:
-    counts: dict[str, int] = {}
-    for step in run.observations:
-        name = step.phase or "train"
-        counts[name] = counts.get(name, 0) + 1
-    return counts
-
-
-def _flat(content: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+def _flat(content: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, str]]:
     for key, value in content.items():
         name = f"{prefix}{key}"
         if _SECRET.search(str(key)):
             yield name, "***"  # reports are handed around
         elif isinstance(value, Mapping) and value:
             yield from _flat(value, f"{name}.")
+        elif isinstance(value, list) and any(isinstance(one, (Mapping, list)) for one in value):
+            yield from _flat(dict(enumerate(value)), f"{name}.")
         else:
             yield name, _plain(value)
 
 
 def _plain(value: object) -> str:
-    return number(value) if isinstance(value, float) else str(value)[:300]
+    if value is None or isinstance(value, bool):
+        return _SPELLED[value]
+    if isinstance(value, float):
+        return number(value)
+    return _LOGIN.sub("***", str(value))[:_LONGEST]

@@ -24,6 +24,7 @@ from mindtune.controller.reports.figure_style import (
     styled,
     svg,
     thinned,
+    verbatim,
 )
 
 __all__ = ["HeatMap", "Histogram", "Point", "bars", "course_map", "heat_maps", "histograms",
@@ -158,7 +159,8 @@ def _heat_map(canvas: Canvas, axis: Axes, entry: HeatMap) -> None:
     axis.set_xticks(ticks, [f"{steps[tick]:,}" for tick in ticks])
     every = math.ceil(len(entry.rows) / _MAX_NAMES)
     named = range(0, len(entry.rows), every)
-    axis.set_yticks(list(named), [entry.rows[row] for row in named], fontsize=7.5)
+    names = [verbatim(entry.rows[row]) for row in named]
+    axis.set_yticks(list(named), names, fontsize=7.5)
     axis.grid(visible=False)
     axis.set_title(entry.title)
     axis.set_ylabel(entry.row_label)
@@ -223,8 +225,16 @@ def scatter(points: Sequence[Point], *, x: str, y: str) -> str:
         return svg(canvas)
 
 
-def bars(points: Sequence[Point], *, x: str, y: str) -> str:
-    """Return one bar per config with its interval; x of the points is not used."""
+def bars(points: Sequence[Point], *, x: str, y: str, best: str, base: str) -> str:
+    """Return one bar per config with its interval; x of the points is not used.
+
+    Args:
+        points: Of the configs.
+        x: Name of the axis of configs.
+        y: Name of the axis of values.
+        best: What stands over the best config's bar.
+        base: What stands over the base config's.
+    """
     with styled():
         canvas = Canvas(figsize=(WIDTH, 3.2), layout="constrained")
         axis = canvas.subplots()
@@ -232,8 +242,15 @@ def bars(points: Sequence[Point], *, x: str, y: str) -> str:
             if not is_shown(point.y):
                 continue
             axis.bar(index, point.y, color=_colour(point), width=0.7)
+            top = max(point.y, 0.0)
             if point.interval is not None and all(map(is_shown, point.interval)):
                 axis.plot([index, index], list(point.interval), color=INK, linewidth=1.4)
+                top = max(top, *point.interval)
+            if point.best or point.base:
+                axis.annotate(
+                    best if point.best else base, (index, top), xytext=(0, 3), ha="center",
+                    textcoords="offset points", fontsize=8.5,
+                )  # fmt: skip
         every = math.ceil(len(points) / 40)
         shown = range(0, len(points), every)
         axis.set_xticks(list(shown), [points[index].label for index in shown], fontsize=8.5)

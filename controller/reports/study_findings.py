@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from mindtune.controller.reports.language import Words
@@ -11,7 +12,7 @@ from mindtune.controller.trials.summary import StudySummary
 from mindtune.controller.units import format_size
 from mindtune.search.knobs import KnobValue, knob_text
 
-__all__ = ["ablation_section", "front_section", "kept_section", "noise_section"]
+__all__ = ["ablation_section", "factor_text", "front_section", "kept_section", "noise_section"]
 
 _ARROW = "\N{RIGHTWARDS ARROW}"
 
@@ -26,7 +27,8 @@ def ablation_section(summary: StudySummary, words: Words) -> Section | None:
     rows = [
         [
             _changes(step.changed), _trial(step.since, words), _trial(step.trial, words),
-            number(step.value), f"{step.ratio:.2f} x", _beyond_noise(step.different, words),
+            number(step.value), factor_text(step.ratio, words),
+            _beyond_noise(step.different, words),
         ]
         for step in summary.ablation
     ]  # fmt: skip
@@ -116,7 +118,7 @@ def kept_section(summary: StudySummary, words: Words) -> Section | None:
     rows = [
         [
             str(step.trial), number(step.value),
-            "-" if step.gain is None else f"{step.gain:.2f} x",
+            factor_text(step.gain, words),
             "-" if step.gain is None else _beyond_noise(step.different, words),
             _changes(step.changed) or words("study.base_config"), step.version, step.way_back,
         ]
@@ -131,6 +133,13 @@ def kept_section(summary: StudySummary, words: Words) -> Section | None:
     return Section(
         words("study.section.kept"), text=words("study.kept.text"), table=Table(columns, rows)
     )
+
+
+def factor_text(ratio: float | None, words: Words) -> str:
+    """Return how many times larger something has become; a dash where that is not known."""
+    if ratio is None or not math.isfinite(ratio):
+        return "-"
+    return words("study.card.times", ratio=f"{ratio:.2f}")
 
 
 def _trial(number: int | None, words: Words) -> str:

@@ -13,14 +13,15 @@ from mindtune.controller.reports.page import (
     Column,
     Figure,
     Page,
-    Quoted,
     Section,
     Table,
     number,
 )
+from mindtune.controller.reports.recorded import retold
 from mindtune.controller.reports.spread_figures import Point, bars, scatter
 from mindtune.controller.reports.study_findings import (
     ablation_section,
+    factor_text,
     front_section,
     kept_section,
     noise_section,
@@ -72,7 +73,7 @@ def study_page(folder: Path, words: Words) -> Page:
         tone="good" if key in ("complete", "base") else "plain",
         verdict=words(f"study.verdict.{key}"),
         lead=words(f"study.lead.{key}", trial=summary.winner),
-        quotes=[Quoted(text) for text in (summary.reason, summary.search_ended) if text],
+        quotes=[retold(text, words) for text in (summary.reason, summary.search_ended) if text],
         cards=_cards(summary, words),
         sections=[section for section in sections if section is not None],
     )  # fmt: skip
@@ -108,12 +109,14 @@ def _cards(summary: StudySummary, words: Words) -> list[Card]:
 
 def _gain(summary: StudySummary, words: Words) -> Card:
     title = words("study.card.gain")
-    if summary.winner in (None, 0):
+    if not summary.winner:
         return Card(title, "-", [words("study.card.no_gain")])
-    winner, base = summary.trial(summary.winner or 0), summary.trial(0)
+    winner, base = summary.trial(summary.winner), _base(summary)
+    if base is None:
+        return Card(title, "-", [words("study.card.no_base")])
     notes = []
     old, new = base.settled_value(), winner.settled_value()
-    value = "-" if not old or not new else words("study.card.times", ratio=f"{new / old:.2f}")
+    value = factor_text(new / old if old and new else None, words)
     if not winner.confirmed:
         notes.append(words("study.card.unconfirmed"))
     step, base_step = _median(winner, _step_time), _median(base, _step_time)
@@ -128,6 +131,11 @@ def _gain(summary: StudySummary, words: Words) -> Card:
     return Card(title, value, notes)
 
 
+def _base(summary: StudySummary) -> TrialSummary | None:
+    """Return the base config; None: others were measured before it."""
+    return next((trial for trial in summary.trials if trial.number == 0), None)
+
+
 def _step_time(launch: Measurement) -> float | None:
     return launch.step_time_s
 
@@ -140,9 +148,10 @@ def _median(trial: TrialSummary, read: Callable[[Measurement], float | None]) ->
 def _winner(summary: StudySummary, words: Words) -> Section | None:
     if summary.winner is None:
         return None
-    winner, base = summary.trial(summary.winner), summary.trial(0)
+    winner, base = summary.trial(summary.winner), _base(summary)
+    known = {} if base is None else base.knobs
     rows = [
-        [name, knob_text(base.knobs[name]) if name in base.knobs else "-", knob_text(value)]
+        [name, knob_text(known[name]) if name in known else "-", knob_text(value)]
         for name, value in winner.knobs.items()
     ]
     changed = frozenset(i for i, row in enumerate(rows) if row[1] != row[2])
@@ -151,7 +160,7 @@ def _winner(summary: StudySummary, words: Words) -> Section | None:
         words("study.section.best"),
         text=words("study.best.text"),
         table=Table(columns, rows, strong=changed),
-        quotes=[Quoted(winner.convergence)] if winner.convergence else [],
+        quotes=[retold(winner.convergence, words)] if winner.convergence else [],
     )
 
 
@@ -168,7 +177,10 @@ def _values(summary: StudySummary, words: Words) -> Section | None:
     if not points:
         return None
     unit = words("axis.value" if summary.objective == "mfu" else "axis.relative_value")
-    drawing = bars(points, x=words("axis.trial"), y=unit)
+    drawing = bars(
+        points, x=words("axis.trial"), y=unit, best=words("column.best"),
+        base=words("column.base"),
+    )  # fmt: skip
     return Section(
         words("study.section.values"), figures=[Figure(drawing, words("study.values.caption"))]
     )
@@ -196,7 +208,8 @@ def _trade_off(summary: StudySummary, words: Words) -> Section | None:
 
 
 def _trials(summary: StudySummary, words: Words) -> Section:
-    base = summary.trials[0].knobs if summary.trials else {}
+    first = _base(summary)
+    base = {} if first is None else first.knobs
     heads = (
         ("trial", True), ("outcome", False), ("value", True), ("spread", True), ("mfu", True),
         ("stability", True), ("step_time", True), ("memory", True), ("launches", True),
@@ -211,7 +224,9 @@ def _trials(summary: StudySummary, words: Words) -> Section:
 def _trial_row(trial: TrialSummary, base: Config, words: Words) -> list[str]:
     launches = trial.confirming()
     first = launches[0] if launches else None
-    spread = "-" if trial.interval is None else " - ".join(number(v) for v in trial.interval)
+    spread = "-"
+    if trial.interval is not None:
+        spread = " \N{EN DASH} ".join(map(number, trial.interval))
     step = first.step_time_s if first else None
     memory = first.peak_memory_bytes if first else None
     return [
@@ -220,12 +235,12 @@ def _trial_row(trial: TrialSummary, base: Config, words: Words) -> list[str]:
         "-" if step is None else format_duration(step),
         "-" if memory is None else format_size(memory), str(len(trial.measurements)),
         describe(differences(trial.knobs, base)) or words("study.base_config"),
-        Quoted(trial.message),
+        retold(trial.message, words),
     ]  # fmt: skip
 
 
 def _rules(summary: StudySummary, words: Words) -> Section:
-    rows = [[r.rule, f"{r.count:,}", Quoted(r.reason)] for r in summary.rejected if r.count]
+    rows = [[r.rule, f"{r.count:,}", retold(r.reason, words)] for r in summary.rejected if r.count]
     title = words("study.section.rules")
     if not rows:
         return Section(title, text=words("study.rules.none"))
@@ -239,7 +254,10 @@ def _rules(summary: StudySummary, words: Words) -> Section:
 def _provenance(summary: StudySummary, folder: Path, words: Words) -> Section:
     rows = [
         [words("provenance.source"), StudyFolder(folder).summary.name],
-        [words("provenance.hardware"), summary.hardware or "-"],
+        [
+            words("provenance.hardware"),
+            retold(summary.hardware, words) if summary.hardware else "-",
+        ],
         [words("provenance.objective"), words(f"study.objective.{summary.objective}")],
     ]
     columns = [Column(words("column.fact")), Column(words("column.value"))]

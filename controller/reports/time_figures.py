@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from mindtune.controller.reports.figure_style import (
@@ -21,13 +24,14 @@ from mindtune.controller.reports.figure_style import (
     SOFT,
     WIDTH,
     finite,
-    is_shown,
     styled,
     svg,
     thinned,
+    verbatim,
 )
 
-__all__ = ["FATES", "Fate", "Lane", "Line", "Mark", "Panel", "Span", "time_line", "time_series"]
+__all__ = ["FATES", "SEVERITIES", "Fate", "Lane", "Line", "Mark", "Panel", "Span", "time_line",
+           "time_series"]  # fmt: skip
 
 _FEW = 60
 """Points up to which each gets a dot of its own."""
@@ -35,6 +39,12 @@ _LOG_FROM = 20.0
 """Ratio of the largest to the smallest value from which on a panel that may be logarithmic is."""
 _MANY_MARKS = 30
 """Decisions from which on their lines are drawn fainter, so that the signal stays visible."""
+_PLACES = 1000
+"""Places of a step axis that can be told apart, at two a point."""
+_MOST_CROSSES = 500
+
+Dash = Literal["-", "--", ":"]
+"""How a line is told from the others of its panel where colours are not seen."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +68,15 @@ class Mark:
 
 @dataclass(frozen=True)
 class Line:
-    """One signal over the steps; non-finite values leave a gap, None is passed over."""
+    """One signal over the steps at which it was measured; non-finite values leave a gap."""
 
-    values: Sequence[float | None]
+    steps: Sequence[int]
+    values: Sequence[float]
     label: str = ""
     colour: str = BLUE
-    dashed: bool = False
+    dash: Dash = "-"
+    broken: Sequence[int] = ()
+    """Steps whose value the axes cannot hold; each gets a cross."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +84,6 @@ class Panel:
     """Signals that share an axis."""
 
     title: str
-    steps: Sequence[int]
     lines: Sequence[Line]
     unit: str = ""
     log: bool = False
@@ -86,7 +98,8 @@ class Span:
 
     first: int
     last: int
-    colour: str
+    severity: str
+    """Of `SEVERITIES`."""
 
 
 @dataclass(frozen=True)
@@ -102,15 +115,21 @@ FATES = {
     fate.key: fate
     for fate in (
         Fate("kept", "o", GREEN),
-        Fate("done", "o", BLUE),
+        Fate("done", "P", BLUE),
         Fate("open", "o", GREEN, hollow=True),
         Fate("undone", "X", RED),
-        Fate("ineffective", "X", ORANGE),
+        Fate("ineffective", "v", ORANGE),
         Fate("refused", "s", GREY, hollow=True),
         Fate("observed", "D", GREY, hollow=True),
         Fate("advice", "^", ACCENT),
     )
 }
+SEVERITIES: Mapping[str, tuple[str, float]] = {
+    "critical": (RED, 10.0),
+    "warning": (ORANGE, 6.0),
+    "info": (GREY, 2.5),
+}
+"""Severity -> colour and thickness in points of its bar."""
 
 
 def time_series(panels: Sequence[Panel], *, step_label: str) -> str:
@@ -126,7 +145,7 @@ def time_series(panels: Sequence[Panel], *, step_label: str) -> str:
 
 
 def time_line(
-    panel: Panel | None, lanes: Sequence[Lane], *, step_label: str, names: dict[str, str]
+    panel: Panel | None, lanes: Sequence[Lane], *, step_label: str, names: Mapping[str, str]
 ) -> str:
     """Return one signal over lanes of findings and decisions, on one step axis.
 
@@ -134,11 +153,11 @@ def time_line(
         panel: the signal, usually the loss; None: there is none to show.
         lanes: from top to bottom.
         step_label: name of the axis.
-        names: of the fates that occur, for the legend.
+        names: of severities and fates, for the legend.
     """
     heights = [2.2] * (panel is not None) + [0.26 * len(lanes) + 0.3] * bool(lanes)
     with styled():
-        canvas = Canvas(figsize=(WIDTH, sum(heights) + 0.7), layout="constrained")
+        canvas = Canvas(figsize=(WIDTH, sum(heights) + 0.8), layout="constrained")
         axes = canvas.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[
             :, 0
         ]
@@ -158,46 +177,36 @@ def _step_axis(axis: Axes, label: str) -> None:
 def _draw(axis: Axes, panel: Panel) -> None:
     shown: list[float] = []
     for line in panel.lines:
-        shown += _draw_line(axis, panel, line)
-    colours = {line.colour for line in panel.lines if line.label}
-    faint = 0.8 if len(panel.marks) <= _MANY_MARKS else 0.35
-    for mark in panel.marks:
-        axis.axvline(
-            mark.step, color=mark.fate.colour, linewidth=0.8, alpha=faint, zorder=1,
-            linestyle=":" if mark.fate.hollow else "-",
-        )  # fmt: skip
+        shown += _draw_line(axis, line)
+    _draw_marks(axis, panel.marks)
     if panel.log and shown and min(shown) > 0 and max(shown) > _LOG_FROM * min(shown):
         axis.set_yscale("log")
         axis.yaxis.set_minor_formatter(NullFormatter())  # of several decades these name enough
     elif panel.from_zero and shown and min(shown) >= 0:
         axis.set_ylim(bottom=0)
-    if len(colours) > 1:
-        axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(colours), borderaxespad=0)
+    elif not shown:
+        axis.set_yticks([])  # crosses have no height
+    named = [line for line in panel.lines if line.label]
+    if len(named) > 1:
+        axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(named), borderaxespad=0)
     axis.set_title(panel.title)
     axis.set_ylabel(panel.unit)
     axis.margins(x=0.01)
 
 
-def _draw_line(axis: Axes, panel: Panel, line: Line) -> list[float]:
+def _draw_line(axis: Axes, line: Line) -> list[float]:
     """Draw one signal and return its values that could be drawn."""
-    measured = [
-        (step, value)
-        for step, value in zip(panel.steps, line.values, strict=True)
-        if value is not None
-    ]
-    steps = [step for step, _ in measured]
-    values = [finite(value) for _, value in measured]
+    steps, values = line.steps, [finite(value) for value in line.values]
     shown = [value for value in values if not math.isnan(value)]
     label = line.label or None
     for part in _segments(steps, thinned(values)):
         axis.plot(
             [steps[i] for i in part], [values[i] for i in part], color=line.colour,
-            linestyle="--" if line.dashed else "-", label=label,
+            linestyle=line.dash, label=label,
             marker="." if len(shown) < _FEW or len(part) == 1 else None, markersize=4,
         )  # fmt: skip
         label = None
-    broken = [step for step, value in measured if not is_shown(value)]
-    broken = broken[:: 1 + len(broken) // 500]
+    broken = line.broken[:: 1 + len(line.broken) // _MOST_CROSSES]
     if broken:
         axis.plot(
             broken, [0.95] * len(broken), "x", color=RED, markersize=5, markeredgewidth=1.4,
@@ -218,33 +227,81 @@ def _segments(steps: Sequence[int], kept: Sequence[int]) -> Iterator[list[int]]:
         yield part
 
 
-def _draw_lanes(axis: Axes, lanes: Sequence[Lane], names: dict[str, str]) -> None:
+def _by_fate(marks: Iterable[Mark]) -> dict[str, list[int]]:
+    """Return the steps of each fate, in the order of the legend."""
+    steps: dict[str, list[int]] = {key: [] for key in FATES}
+    for mark in marks:
+        steps[mark.fate.key].append(mark.step)
+    return {key: found for key, found in steps.items() if found}
+
+
+def _apart(steps: Iterable[int]) -> list[int]:
+    """Return the steps that can be told apart on an axis, of those that cannot the first."""
+    ordered = sorted(set(steps))
+    least = (ordered[-1] - ordered[0]) / _PLACES
+    kept = ordered[:1]
+    for step in ordered:
+        if step - kept[-1] > least:
+            kept.append(step)
+    return kept
+
+
+def _draw_marks(axis: Axes, marks: Sequence[Mark]) -> None:
+    """Draw decisions as lines over the whole height."""
+    for key, told in _by_fate(marks).items():
+        fate, steps = FATES[key], _apart(told)
+        lines = LineCollection(
+            [((step, 0.0), (step, 1.0)) for step in steps], colors=fate.colour, linewidths=0.8,
+            alpha=0.8 if len(marks) <= _MANY_MARKS else 0.35, zorder=1,
+            linestyles=":" if fate.hollow else "-", transform=axis.get_xaxis_transform(),
+        )  # fmt: skip
+        axis.add_collection(lines, autolim=False)
+        axis.update_datalim([(steps[0], 0.0), (steps[-1], 0.0)], updatey=False)
+
+
+def _draw_lanes(axis: Axes, lanes: Sequence[Lane], names: Mapping[str, str]) -> None:
+    told: dict[str, Line2D] = {}
     for row, lane in enumerate(lanes):
-        for span in lane.spans:
+        for severity, (colour, width) in reversed(list(SEVERITIES.items())):
+            spans = _joined([span for span in lane.spans if span.severity == severity])
+            if not spans:
+                continue
             # Its ends have marks: a single step would be a line without length.
-            axis.plot(
-                [span.first, span.last], [row, row], color=span.colour, linewidth=5,
-                solid_capstyle="butt", marker="s", markersize=5, markeredgewidth=0,
+            (told[severity],) = axis.plot(
+                [step for first, last in spans for step in (first, last, math.nan)],
+                [row, row, math.nan] * len(spans), color=colour, linewidth=width,
+                solid_capstyle="butt", marker="s", markersize=width, markeredgewidth=0,
             )  # fmt: skip
-        for mark in lane.marks:
-            axis.plot(
-                mark.step, row, mark.fate.marker, color=mark.fate.colour, markersize=6,
-                markerfacecolor="none" if mark.fate.hollow else mark.fate.colour,
+        for key, steps in _by_fate(lane.marks).items():
+            fate, apart = FATES[key], _apart(steps)
+            (told[key],) = axis.plot(
+                apart, [row] * len(apart), fate.marker, color=fate.colour, markersize=6,
+                markerfacecolor="none" if fate.hollow else fate.colour,
             )  # fmt: skip
-    axis.set_yticks(range(len(lanes)), [lane.name for lane in lanes], color=INK)
+    axis.set_yticks(range(len(lanes)), [verbatim(lane.name) for lane in lanes], color=INK)
     axis.set_ylim(len(lanes) - 0.5, -0.5)
     axis.tick_params(axis="y", length=0)
     axis.grid(axis="y", visible=False)
     axis.spines["left"].set_visible(False)
     axis.margins(x=0.01)
-    seen = dict.fromkeys(mark.fate.key for lane in lanes for mark in lane.marks)
-    for key in (key for key in FATES if key in seen):
-        fate = FATES[key]
-        axis.plot(
-            [], [], fate.marker, color=fate.colour, label=names[key], markersize=6,
-            markerfacecolor="none" if fate.hollow else fate.colour,
-        )  # fmt: skip
-    if seen:
-        axis.legend(
-            loc="lower left", bbox_to_anchor=(0, 1), ncols=5, borderaxespad=0.2, labelcolor=SOFT,
-        )  # fmt: skip
+    keys = [key for key in (*SEVERITIES, *FATES) if key in told]
+    axis.legend(
+        [told[key] for key in keys], [names[key] for key in keys], loc="lower left",
+        bbox_to_anchor=(0, 1), ncols=5, borderaxespad=0.2, labelcolor=SOFT, handlelength=1.2,
+    )  # fmt: skip
+
+
+def _joined(spans: Iterable[Span]) -> list[tuple[int, int]]:
+    """Return first and last step of what is seen as one bar."""
+    ordered = sorted((span.first, span.last) for span in spans)
+    if not ordered:
+        return []
+    least = (max(last for _, last in ordered) - ordered[0][0]) / _PLACES
+    joined = [ordered[0]]
+    for first, last in ordered[1:]:
+        begin, end = joined[-1]
+        if first - end <= least:
+            joined[-1] = (begin, max(end, last))
+        else:
+            joined.append((first, last))
+    return joined

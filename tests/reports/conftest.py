@@ -46,26 +46,40 @@ def rich_run(tmp_path_factory):
     signals.close()
     decisions = DecisionWriter(records.decisions)
     for step, action, verdict, outcome in (
-        (20, "SetClipNorm", "granted", "median loss went from 4.306 to 3.346 in 16 steps"),
+        (
+            20,
+            "SetClipNorm",
+            "granted",
+            "median loss went from 4.306 to 3.346 in 16 steps (tolerance of a raise: 0.76)",
+        ),
         (30, "SetLossScale", "granted", "undone: 9 of 16 steps overflowed since"),
         (31, "SetLossScale", "undone", None),
         (45, "SetBatchSize", "refused", None),
         (50, "SetMicroBatch", "observed", None),
         (72, "SetLearningRateScale", "granted", None),
-        (90, "SetBatchSize", "granted", "ineffective: it does not read this knob"),
+        (
+            90,
+            "SetBatchSize",
+            "granted",
+            (
+                "ineffective: global_batch_size was set to 32, but 4 steps later the training step "
+                "still reports 16"
+            ),
+        ),
     ):
         decisions.write(DecisionRecord(
             step=step, policy="gradient_norm", action=action, requested=0.5, before=1.0,
-            acted=0.5, verdict=verdict, reason="the gradient norm 42.1 is far above what is usual",
+            acted=0.5, verdict=verdict, reason="the update of norm 42.1 is poisoned: usual is 0.9",
             outcome=outcome,
         ))  # fmt: skip
     decisions.write(DecisionRecord(
         step=72, policy="rewind", action="Rewind", requested="rewind-72-1", acted=60,
-        verdict="granted", reason="the loss was nan, 2 steps in a row",
+        verdict="granted", reason="the loss was nan, 2 steps in a row; its update was skipped.: back to the last "
+        "healthy state, past the data since then",
     ))  # fmt: skip
     decisions.write(DecisionRecord(
         step=95, policy="batch_size", action="Advise", requested="data-workers",
-        verdict="granted", reason="the input pipeline is the bottleneck",
+        verdict="granted", reason="60% of the time of the last 32 steps was spent waiting for data (limit 20%).",
     ))  # fmt: skip
     decisions.close()
     samples = ModelSignalWriter(records.model_signals)
@@ -108,7 +122,8 @@ def study_summary():
     changed = {"recompute": ("full", "none")}
     return StudySummary(
         study="s", complete=True, objective="mfu", planned=3, total=12, feasible=3,
-        rejected=[{"rule": "memory", "count": 9, "reason": "too much", "example": None}],
+        rejected=[{"rule": "memory", "count": 9, "reason": "predicted memory = 9.0GB must be at most "
+                   "constraints.max_memory = 8.0GB", "example": None}],
         trials=[
             TrialSummary(number=0, knobs={"recompute": "full"}, outcome="ok", value=0.2,
                          interval=(0.19, 0.21), confirmed=True,
@@ -120,7 +135,7 @@ def study_summary():
                          message="Allocate memory failed"),
             TrialSummary(number=3, knobs={"recompute": "interval:4"}, outcome="pruned", value=0.9),
         ],
-        leaders=[1], winner=1, reason="It is better beyond the noise.",
+        leaders=[1], winner=1, reason="1.50 x the base config's value (95 % interval 1.40 to 1.60)",
         search_ended="3 of 3 trials are done", front=[1],
         kept=[{"trial": 1, "value": 0.3, "gain": 1.5, "different": False, "changed": changed,
                "version": "abc", "way_back": "mindtune export . --trial 1 --out trial_1.yaml"}],

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from fontTools.ttLib import TTFont
 
 from mindtune.controller.contract import RunResult
+from mindtune.controller.contract.run_metrics import METRICS
 from mindtune.controller.contract.trial_files import Outcome
 from mindtune.controller.reports import language
 from mindtune.controller.reports.language import LANGUAGES, Words, catalogue
@@ -30,6 +32,7 @@ SAME = {
     "{fate}: {count}",
     "{outcome}: {count}",
     "HFU",
+    "tokens/s",
 }
 
 
@@ -81,6 +84,7 @@ def test_the_code_asks_for_no_text_that_is_missing_and_no_text_is_left_over():
         "phase.",
         "symptom.",
         "confidence.",
+        "measure.",
     )  # by `known`, from records
     unused = [
         key
@@ -97,44 +101,89 @@ def test_all_that_a_record_can_hold_has_a_name():
     assert {f"action.{action.__name__}" for action in (*SET_POINTS, *EVENTS)} <= known
     assert {f"fate.{fate}" for fate in FATES} <= known
     assert {f"severity.{severity.value}" for severity in Severity} <= known
+    assert {f"measure.{metric.unit}" for metric in METRICS.values()} - {"measure."} <= known | {
+        "measure.s", "measure.bytes", "measure.bytes/s",  # scaled to the value
+    }  # fmt: skip
+    assert {f"phase.{phase}" for phase in ("train", "profile", "compile", "eval", "save")} <= known
     outcomes = {*get_args(Outcome), *get_args(RunResult.model_fields["outcome"].annotation)}
     assert {f"outcome.{outcome}" for outcome in outcomes} <= known
     assert Words("zh").known("finding", "of_a_later_version") == "of_a_later_version"
 
 
 class Spoken(HTMLParser):
-    """Collects the texts that a page says itself: no quotation, no style sheet."""
+    """Collects the texts of a page, those of other languages besides; no style sheet."""
 
     def __init__(self):
         super().__init__()
         self.texts = []
+        self.quoted = []
         self.open = []
 
     def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.texts += [text for key in ("aria-label", "alt") if (text := attributes.get(key))]
         if tag not in ("meta", "br", "path", "use", "image", "rect", "line", "stop"):
-            self.open.append((tag, dict(attrs).get("lang")))
+            self.open.append((tag, attributes.get("lang")))
 
     def handle_endtag(self, tag):
         while self.open and self.open.pop()[0] != tag:
             pass
 
     def handle_data(self, data):
-        quoted = any(lang == "en" or tag == "style" for tag, lang in self.open)
-        if data.strip() and not quoted:
-            self.texts.append(data.strip())
+        if not data.strip() or any(tag == "style" for tag, _ in self.open):
+            return
+        is_quoted = any(lang == "en" for _, lang in self.open)
+        (self.quoted if is_quoted else self.texts).append(data.strip())
 
 
-@pytest.mark.parametrize("kind", ["rich_run", "study_folder"])
-def test_the_chinese_page_holds_no_english_sentence_but_quotations(kind, request, rich_pages):
-    if kind == "rich_run":
-        path = rich_pages["zh"]
-    else:
+def log_of(steps):
+    return "".join(
+        f'{{"step": {step}, "loss": {loss}, "grad_norm": {norm}, "lr": 1e-3}}\n'
+        for step, loss, norm in steps
+    )
+
+
+LOGS = {
+    "nan_from_the_start": [(step, "NaN", "NaN") for step in range(1, 60)],
+    "diverges": [(n, 3 + (n % 5) / 50 + max(0, n - 150) / 8, 1 + max(0, n - 150) / 4)
+                 for n in range(1, 260)],
+    "one_step": [(1, 2.0, 1.0)],
+}  # fmt: skip
+
+
+@pytest.fixture
+def log(tmp_path, request):
+    path = tmp_path / "log.jsonl"
+    path.write_text(log_of(LOGS[request.param]), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "log", "foreign"),
+    [("rich_run", "one_step", []), ("study_folder", "one_step", ["Allocate memory failed"]),
+     *(("log", name, []) for name in LOGS)],
+    indirect=["log"],
+)  # fmt: skip
+def test_the_chinese_page_holds_no_english_sentence(kind, log, foreign, request, rich_pages):
+    path = rich_pages["zh"]
+    if kind != "rich_run":
         path = write_report(request.getfixturevalue(kind), language="zh")
     page = Spoken()
     page.feed(path.read_text(encoding="utf-8"))
     assert len(page.texts) > 60
+    assert page.quoted == foreign, "only what other programs wrote is quoted"
     assert [text for text in page.texts if SENTENCE.search(re.sub("`.*?`", "", text))] == []
-    said = " ".join(page.texts)
-    expected = {"rich_run": "损失非有限", "study_folder": "最优配置"}[kind]
-    assert expected in said
+    expected = {"rich_run": "损失非有限", "study_folder": "最优配置", "log": "策略本会做什么"}
+    assert expected[kind] in " ".join(page.texts)
     assert LANGUAGES == ("en", "zh")
+
+
+def test_the_font_of_a_pdf_has_every_character_that_the_books_use():
+    font = TTFont(FOLDER / "fonts" / "NotoSansSC-common.otf")
+    known = set(font.getBestCmap())
+    missing = {
+        path.name: sorted({c for c in text if CHINESE.match(c) and ord(c) not in known})
+        for path in FOLDER.glob("*.yaml")
+        for text in (path.read_text(encoding="utf-8"),)
+    }
+    assert missing == {key: [] for key in missing}

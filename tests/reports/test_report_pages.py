@@ -97,6 +97,23 @@ def test_a_pdf_holds_its_fonts_in_both_languages(study_folder, tmp_path):
             assert "\ufffd" not in text
 
 
+def test_a_pdf_takes_hostile_names_and_sets_commands_as_such(study_folder, rich_run, tmp_path):
+    pytest.importorskip("typst")
+    folder = tmp_path / "hostile"
+    shutil.copytree(rich_run, folder)
+    records = folder / "decisions.jsonl"
+    hostile = "a\\u001b[2J $x$ #let <b> \\ud800\\uffff"
+    records.write_text(records.read_text().replace("gradient_norm", hostile))
+    assert write_report(folder, tmp_path / "r.pdf").read_bytes().startswith(b"%PDF-")
+    path = write_report(study_folder, tmp_path / "s.pdf")
+    if shutil.which("pdftotext"):
+        text = subprocess.run(
+            ["pdftotext", path, "-"], capture_output=True, text=True, check=True
+        ).stdout
+        assert "mindtune export STUDY_DIR" in text
+        assert "`" not in text
+
+
 def test_without_the_extra_a_pdf_is_refused_by_name(study_folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "typst", None)
     with pytest.raises(ConfigError, match=r"pip install 'mindtune\[pdf\]'"):
@@ -112,20 +129,20 @@ def test_a_long_run_is_drawn_small_and_keeps_its_spike():
     assert 77_776 in kept
     assert 1900 <= len(kept) <= 2000
     marks = [Mark(step, FATES["kept"]) for step in range(1, 100_001, 500)]
-    svg = time_series([Panel("loss", steps, [Line(values)], marks=marks)], step_label="step")
+    svg = time_series([Panel("loss", [Line(steps, values)], marks=marks)], step_label="step")
     assert len(svg) < 200_000
 
 
 def test_a_restart_begins_a_line_of_its_own():
     steps = [1, 2, 3, 4, 2, 3, 4, 5]
-    svg = time_series([Panel("loss", steps, [Line([1.0] * 8)])], step_label="step")
-    whole = time_series([Panel("loss", range(8), [Line([1.0] * 8)])], step_label="step")
+    svg = time_series([Panel("loss", [Line(steps, [1.0] * 8)])], step_label="step")
+    whole = time_series([Panel("loss", [Line(range(8), [1.0] * 8)])], step_label="step")
     lines = [text.count('stroke="#2f74c0"') for text in (svg, whole)]
     assert lines[0] > lines[1]
 
 
 def test_colours_of_axes_follow_the_page_and_those_of_data_do_not():
-    svg = time_series([Panel("loss", [1, 2], [Line([1.0, 2.0])])], step_label="step")
+    svg = time_series([Panel("loss", [Line([1, 2], [1.0, 2.0])])], step_label="step")
     text = str(for_html(Figure(svg, "")))
     assert "var(--ink, #1c1f24)" in text
     assert "DejaVu" in svg

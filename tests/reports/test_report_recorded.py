@@ -49,10 +49,13 @@ def test_what_others_wrote_is_quoted(text):
     assert retold("", ZH) == ""
 
 
+WRITERS = ("metrics", "live", "trials", "device", "replay")
+
+
 def written():
     """Return all texts of the sources that write sentences, their gaps as {}."""
     texts = []
-    for folder in ("policies", "controller/metrics", "controller/live", "controller/replay"):
+    for folder in ("policies", "search", *(f"controller/{room}" for room in WRITERS)):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.JoinedStr):

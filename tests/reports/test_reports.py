@@ -220,18 +220,22 @@ def test_a_pipe_in_place_of_a_record_is_not_waited_for(run_folder, name):
 
 def test_study_report_shows_winner_trials_and_rules(study_folder):
     page, text = read(write_report(study_folder, study_folder / "r.html"))
-    assert "Best config: trial 1. It is better beyond the noise." in text
-    assert "It is better beyond the noise." in text
+    assert (
+        "Best config: trial 1. 1.50 x the base config's value (95 % interval 1.40 to 1.60)" in text
+    )
     assert "recompute full none" in text
     assert "2 out of memory - - - - - - 0 recompute=interval:2 Allocate memory failed" in text
-    assert "memory 9 too much" in text
+    assert "memory 9 predicted memory = 9.0GB must be at most constraints.max_memory" in text
     assert "1.50 x Step time 334 ms instead of 501 ms A training of 24 h on the base" in text
     assert "takes 16.0 h" in text
     assert "9 of 12 configs Rejected by rules before anything ran (75%)" in text
     assert "3 of 3 trials are done" in text
     assert "recompute: full \N{RIGHTWARDS ARROW} none 0 1 0.3 1.50 x yes" in text
     assert "step to step 3.1%" in text
-    assert "launch to launch 5.2% values of the confirming launches of 2 configs, 2 deg" in text
+    assert (
+        "launch to launch 5.2% values of the confirming launches; configs: 2, degrees of freedom: 2"
+        in text
+    )
     assert "part to part" not in text, "what was not measured is not shown"
     assert "1 0.3 1 64.0 MB 2 yes" in text
     assert (
@@ -266,8 +270,9 @@ def test_wrong_folders_and_files_are_refused(tmp_path, run_folder):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "-"), (math.nan, "nan"), (-math.inf, "-inf"), (1234567, "1,234,567"), (0.5, "0.5"),
-     (0.0, "0"), (1e-7, "1e-07")],
+    [(None, "-"), (math.nan, "NaN"), (-math.inf, "-\N{INFINITY}"), (1234567, "1,234,567"), (0.5, "0.5"),
+     (0.0, "0"), (1e-7, "1e-07"), (65536.0, "65,536"), (2.0**31, "2,147,483,648"),
+     (123456.7, "123,457"), (12345678.9, "1.235e+07"), (999.96, "1000")],
 )  # fmt: skip
 def test_numbers_read_well(value, text):
     assert number(value) == text
@@ -276,4 +281,74 @@ def test_numbers_read_well(value, text):
 def test_a_signal_that_never_changes_is_a_sentence_and_a_compile_is_not_drawn(run_folder):
     _, text = read(write_report(run_folder))
     assert "The same in all steps: learning rate that acted 0.001." in text
-    assert "throughput 8192 tokens/s" in text
+    assert "throughput 8,192 tokens/s" in text
+
+
+def test_a_run_whose_losses_are_all_broken_says_so_and_grammar_holds_for_one_step(tmp_path):
+    (tmp_path / "signals.csv").write_text("step,loss\n1,nan\n")
+    _, text = read(write_report(tmp_path))
+    assert "No loss was finite" in text
+    assert "Recorded steps: 1; signals.csv" in text
+    assert "Last step 1, loss NaN." in text
+    assert "at the start" not in text
+    (tmp_path / "signals.csv").write_text("step,step_time_s\n1,0.5\n")
+    assert "Last step 1; its loss is not recorded." in read(write_report(tmp_path))[1]
+
+
+def test_a_run_without_a_step_is_refused_with_how_it_ended(run_folder):
+    (run_folder / "signals.csv").write_text("step,loss\n")
+    result = RunResult(outcome="oom", steps=0, wall_s=9.0, message="Allocate memory failed.")
+    write_json(run_folder / "result.json", result)
+    with pytest.raises(
+        ConfigError, match=r"header only\. It ended 'oom'\. Allocate memory failed"
+    ):
+        write_report(run_folder)
+
+
+def test_a_trial_that_was_ended_early_did_not_fail(run_folder):
+    (run_folder / "result.json").unlink()
+    write_json(
+        run_folder / "trial.json", TrialRecord(outcome="pruned", wall_s=3.0, message="slow")
+    )
+    _, text = read(write_report(run_folder))
+    assert "ended early The run was ended before its time (stopped early)." in text
+
+
+def test_advice_alone_is_counted_in_what_the_policies_would_have_done(tmp_path):
+    log = tmp_path / "train.jsonl"
+    lines = [
+        f'{{"step": {step}, "loss": {3 - step / 900}, "step_time_s": 1.0, "data_time_s": 0.6}}'
+        for step in range(1, 200)
+    ]
+    log.write_text("\n".join(lines))
+    _, text = read(write_report(log))
+    assert "would have done requests: 0 pieces of advice: 1" in text
+
+
+def test_secrets_inside_of_lists_and_addresses_are_not_shown(run_folder):
+    (run_folder / "config.yaml").write_text(
+        "callbacks: [{wandb: {api_key: hunter2, project: p}}]\n"
+        "storage: postgresql://me:hunter3@db/studies\nresume: null\nshuffle: true\n"
+    )
+    path = write_report(run_folder)
+    _, text = read(path)
+    assert "hunter" not in path.read_text(encoding="utf-8")
+    assert "config.yaml: callbacks.0.wandb.api_key ***" in text
+    assert "config.yaml: storage postgresql://***@db/studies" in text
+    assert "config.yaml: resume null config.yaml: shuffle true" in text
+
+
+def test_a_study_whose_base_is_not_measured_yet_has_a_report(study_folder, study_summary):
+    later = [trial for trial in study_summary.trials if trial.number > 0]
+    summary = study_summary.model_copy(update={"trials": later, "complete": False})
+    write_json(study_folder / "summary.json", summary)
+    _, text = read(write_report(study_folder))
+    assert "The base config is not measured yet." in text
+    assert "recompute - none" in text
+
+
+def test_base_and_best_are_named_in_the_chart_besides_their_colours(study_folder):
+    page = write_report(study_folder).read_text(encoding="utf-8")
+    chart = page[page.index(">Values<") : page.index("Value of each trial that was measured")]
+    assert ">best<" in chart
+    assert ">base<" in chart
