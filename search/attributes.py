@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 __all__ = [
-    "CONFIG", "GAIN", "KEY", "MEMORY", "OUTCOME", "REASON", "RETRY_OF", "STEP_TIME", "VALUE",
-    "WALL", "WORKER",
+    "CONFIG", "FIXED", "GAIN", "KEY", "MEMORY", "OUTCOME", "REASON", "RETRY_OF", "STEP_TIME",
+    "VALUE", "WALL", "WORKER",
 ]  # fmt: skip
 
 CONFIG = "config"
 """Of a trial: its knobs, as proposed."""
+FIXED = "fixed_params"
+"""Of a queued trial, among Optuna's own attributes: its parameters."""
 GAIN = "expected_gain"
 """Of a trial of a study with a stop rule: what the most promising config was expected to gain when
 it was proposed, in log(value), and how many trials had finished by then."""

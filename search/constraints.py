@@ -13,6 +13,7 @@ from mindtune.search.advice import ADVICE, advice
 from mindtune.search.conflict import Conflict, smallest_conflict
 from mindtune.search.cost_model import COST_KNOBS, CostModel, Prediction
 from mindtune.search.knobs import Config, knob_text
+from mindtune.search.memory_model import moment_bytes
 from mindtune.search.rule import Check
 from mindtune.search.rules import RULES
 from mindtune.search.space import Space
@@ -81,13 +82,18 @@ class SpaceReport:
     def notes(self) -> tuple[str, ...]:
         """Which of the user's limits judge nothing, and for want of what."""
         facts, limits = self.space.facts, self.space.facts.limits
+        of_memory = ("memory_utilization", "max_memory", "min_memory_utilization",
+                     "min_overlap_headroom")  # fmt: skip
         missing = {
             "cluster.device_memory": facts.cluster.device_memory is None
             and ("memory_utilization", "min_memory_utilization", "min_overlap_headroom"),
             "model": facts.model is None
-            and ("memory_utilization", "max_memory", "min_memory_utilization",
-                 "min_overlap_headroom", "max_recompute_share", "vocab_divisible"),
-        }  # fmt: skip
+            and (*of_memory, "max_recompute_share", "vocab_divisible"),
+            # The formulas do not know what it keeps per parameter.
+            f"training.optimizer = {facts.training.optimizer}": facts.model is not None
+            and moment_bytes(facts) is None
+            and of_memory,
+        }
         return tuple(
             f"constraints.{name} judges nothing: {what} is not known"
             for what, names in missing.items()

@@ -61,13 +61,19 @@ class LossCurve:
         return not math.isfinite(self.mean_between((1 - WINDOW) * self.samples[-1], math.inf))
 
     def mean_between(self, low: float, high: float) -> float:
-        """Return the mean loss over low < samples <= high; NaN if no step ends there."""
+        """Return the mean loss over low < samples <= high; NaN if no step ends there.
+
+        It is NaN or infinite where a loss is, or where the sum is beyond all numbers.
+        """
         inside = [
             loss
             for seen, loss in zip(self.samples, self.losses, strict=True)
             if low < seen <= high
         ]
-        return statistics.fmean(inside) if inside else math.nan
+        try:
+            return statistics.fmean(inside) if inside else math.nan
+        except (ValueError, OverflowError):  # infinities of both signs, or no float is so large
+            return math.nan
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,14 @@ from mindtune.search.facts import StudyFacts
 from mindtune.search.knobs import Config
 from mindtune.search.model_shape import ModelShape
 
-__all__ = ["MemoryParts", "MemoryRates", "memory_parts", "stage_memory"]
+__all__ = ["MemoryParts", "MemoryRates", "memory_parts", "moment_bytes", "stage_memory"]
 
 _HALF = 2
 _FULL = 4
 _OPTIMIZER_BYTES = (("adam", 8), ("lamb", 8), ("momentum", 4), ("adagrad", 4), ("sgd", 0))
 """Float32 moments per parameter, by a part of the optimizer's name."""
+_MINDSPORE_SGD = 8
+"""MindSpore's `nn.SGD` keeps `accum` and `stat` of every parameter, with momentum and without."""
 _BUCKET_BYTES = 0.5
 """Bytes per parameter of the buckets in which gradients and weights are exchanged: Megatron-LM
 and PyTorch fill buckets of a fixed size, so this is an average over models (model_accuracy)."""
@@ -118,7 +120,7 @@ def stage_memory(config: Config, facts: StudyFacts) -> tuple[MemoryParts, ...] |
     the last (the output layer and its logits) can be.
     """
     model = facts.model
-    moments = _moment_bytes(facts.training.optimizer)
+    moments = moment_bytes(facts)
     if model is None or moments is None:
         return None
     stages = layout.pipeline_stage(config)
@@ -137,10 +139,18 @@ def stage_memory(config: Config, facts: StudyFacts) -> tuple[MemoryParts, ...] |
     )
 
 
+def moment_bytes(facts: StudyFacts) -> int | None:
+    """Return the bytes of moments that the optimizer keeps per parameter; None: unknown."""
+    return _moment_bytes(facts.training.optimizer, facts.limits.framework)
+
+
 @lru_cache
-def _moment_bytes(optimizer: str) -> int | None:
+def _moment_bytes(optimizer: str, framework: str) -> int | None:
     name = optimizer.lower()
-    return next((size for part, size in _OPTIMIZER_BYTES if part in name), None)
+    for part, size in _OPTIMIZER_BYTES:
+        if part in name:
+            return _MINDSPORE_SGD if part == "sgd" and framework != "other" else size
+    return None
 
 
 class _Stage:
@@ -214,6 +224,7 @@ class _Stage:
             return _BUCKET_BYTES * held
         model = self._model
         experts = model.expert_layer_parameters / layout.expert_parallel(self._config)
+        experts *= self._tensor / self._expert_tensor  # what follows splits all of it
         layer = max(model.dense_layer_parameters + experts, model.embedding_parameters)
         element = _HALF if self._half else _FULL
         return _UNSHARDED_LAYERS * 2 * element * layer / self._tensor

@@ -9,7 +9,7 @@ from typing import Protocol
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from mindtune.search.attributes import OUTCOME
+from mindtune.search.attributes import FIXED, OUTCOME
 from mindtune.search.knobs import Config
 
 __all__ = [
@@ -24,8 +24,6 @@ __all__ = [
 
 _LOST = frozenset({None, "interrupted", "duplicate", "withdrawn"})
 """Outcomes of failed trials that say nothing of their config."""
-_FIXED = "fixed_params"
-"""Optuna's system attribute of a queued trial: its parameters."""
 
 
 class Peers(Protocol):
@@ -116,7 +114,7 @@ def chosen_config(trial: FrozenTrial, names: Sequence[str]) -> Config | None:
         trial: In any state.
         names: Knobs of the space.
     """
-    known = {**trial.system_attrs.get(_FIXED, {}), **trial.params}
+    known = {**trial.system_attrs.get(FIXED, {}), **trial.params}
     return {name: known[name] for name in names} if all(name in known for name in names) else None
 
 

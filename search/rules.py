@@ -71,9 +71,11 @@ def _divided_by_model_parallel(what: str) -> Check:
         is_repeated = what == "num_kv_heads" and tensor % size == 0
         if is_repeated and cost.facts.limits.framework == "other":
             return None
+        name = what
         if what == "intermediate_size" and model.num_experts:
-            size = model.mlp_width
-        return _not_divisible(what, size, "model_parallel", tensor)
+            size, tensor = model.mlp_width, layout.expert_tensor(config, cost.facts)
+            name = "moe_intermediate_size" if model.moe_intermediate_size else what
+        return _not_divisible(name, size, "model_parallel", tensor)
 
     return check
 
@@ -271,7 +273,8 @@ RULES: tuple[Rule, ...] = (
          _BY_TENSOR, _divided_by_model_parallel("num_kv_heads")),
     Rule("hidden_divisible", "model_parallel divides hidden_size",
          _BY_TENSOR, _divided_by_model_parallel("hidden_size")),
-    Rule("intermediate_divisible", "model_parallel divides the MLP's width",
+    Rule("intermediate_divisible",
+         "model_parallel divides the MLP's width (MindFormers leaves experts whole)",
          _BY_TENSOR, _divided_by_model_parallel("intermediate_size")),
     _HARD["vocab_divisible"],
     _HARD["tensor_parallel_inside_node"],

@@ -37,14 +37,15 @@ from mindtune.search.errors import SearchError, SpaceExhaustedError
 from mindtune.search.history import Attempt
 from mindtune.search.knobs import Config
 from mindtune.search.noise import LaunchNoise
+from mindtune.search.parameters import parameters, to_choose
 from mindtune.search.prospects import Prospects
-from mindtune.search.ranking import Ranking, choices
+from mindtune.search.ranking import Ranking
 from mindtune.search.stages import changes_one_thing
 from mindtune.search.tchebycheff import draw_weights, scalarize
 from mindtune.search.tpe import ConfigTPESampler
 from mindtune.search.trial_history import attempts, launch_noise, measurements
 
-__all__ = ["SAMPLERS", "GuidedSampler", "Suggestion", "make_sampler", "parameters"]
+__all__ = ["SAMPLERS", "GuidedSampler", "Suggestion", "make_sampler"]
 
 SAMPLERS = ("guided", "staged", "tpe", "random")
 """Samplers by name; `tpe` and `random` may propose infeasible configs, which are never run."""
@@ -55,14 +56,6 @@ neighbours of the best trials."""
 _WORTH = 0.03
 """Expected gain, in log(value), from which on a single change is tried in the staged mode: less is
 a tie of two measurements."""
-
-
-def parameters(report: SpaceReport) -> dict[str, BaseDistribution]:
-    """Return one categorical per knob; a base value outside the user's choices is added.
-
-    Optuna forbids to change the choices of a parameter within a study.
-    """
-    return {name: CategoricalDistribution(values) for name, values in choices(report).items()}
 
 
 def make_sampler(name: str, report: SpaceReport, *, seed: int) -> BaseSampler:
@@ -122,7 +115,7 @@ class GuidedSampler(BaseSampler):  # type: ignore[misc]  # optuna is skipped by 
     ) -> dict[str, BaseDistribution]:
         """Return every knob: they are always chosen together."""
         del study
-        return {} if "fixed_params" in trial.system_attrs else dict(self._parameters)
+        return to_choose(trial, self._parameters)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]

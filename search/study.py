@@ -38,6 +38,7 @@ from mindtune.search.ending import Ending
 from mindtune.search.errors import SearchError, SpaceExhaustedError
 from mindtune.search.history import MAX_STARTS, Attempt, infer
 from mindtune.search.knobs import Config
+from mindtune.search.parameters import parameters
 from mindtune.search.peers import (
     NO_PEERS,
     Peers,
@@ -50,7 +51,7 @@ from mindtune.search.peers import (
 from mindtune.search.proposal import Proposal
 from mindtune.search.ranking import Ranking
 from mindtune.search.repeats import Repeat, add_repeat, repeats
-from mindtune.search.sampler import GuidedSampler, parameters
+from mindtune.search.sampler import GuidedSampler
 from mindtune.search.stopping import StopRule
 from mindtune.search.trial_history import attempts, measurements
 
@@ -75,7 +76,6 @@ class Proposer:
         time_budget_s: float | None = None,
         stop: StopRule | None = None,
         seed: int = 0,
-        max_attempts: int = MAX_STARTS,
         peers: Peers = NO_PEERS,
         worker: str | None = None,
     ) -> None:
@@ -89,8 +89,6 @@ class Proposer:
             time_budget_s: Propose nothing after this much time; None: no limit.
             stop: When a further trial no longer pays; None: never.
             seed: Of the draw that replaces a sampler which proposes rejected configs only.
-            max_attempts: How often a config is started, interruptions included; the baseline,
-                which everything is compared with, is started until it ends by itself.
             peers: The other workers on the study.
             worker: Name of this one, kept with its trials; None: they carry none.
 
@@ -121,7 +119,6 @@ class Proposer:
         )
         self._trials = trials
         self._seed = seed
-        self._max_attempts = max_attempts
         self._peers = peers
         self._worker = worker
         self._open: dict[int, Trial] = {}
@@ -226,8 +223,9 @@ class Proposer:
     def requeue_stale(self, is_alive: Callable[[FrozenTrial], bool]) -> tuple[int, ...]:
         """Close the running trials whose process is gone and queue their configs again.
 
-        A config that was interrupted `max_attempts` times, or has been finished by another
-        trial, is not queued again. Safe to call any number of times.
+        A config that was interrupted `MAX_STARTS` times, or has been finished by another trial,
+        is not queued again; the baseline, which everything is compared with, is started until it
+        ends by itself. Safe to call any number of times.
 
         Args:
             is_alive: Whether somebody still works on a running trial.
@@ -350,7 +348,7 @@ class Proposer:
         is_baseline = config == self.baseline.config
         same = [a for a in attempts(trials, self._space.knobs) if a.config == config]
         finished = any(a.outcome not in ("interrupted", "running") for a in same)
-        return not finished and (is_baseline or len(same) < self._max_attempts)
+        return not finished and (is_baseline or len(same) < MAX_STARTS)
 
     def _frozen(self, number: int) -> FrozenTrial:
         trials = self.study.get_trials(deepcopy=False)

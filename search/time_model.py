@@ -42,9 +42,9 @@ _HOST_HALF = 1.6
 of configs that differ in nothing else (experiments/exhaustive_table)."""
 _OPTIMIZER_TRAFFIC = 32.0
 """Bytes that an Adam step reads and writes per parameter: four float32 tensors, both ways."""
-_COMPRESSION_TRAFFIC = {"float16": 12.0, "topk": 48.0}
-"""Bytes per parameter that a reducer reads and writes: a cast there and back; selecting passes
-several times over values and indices."""
+_COMPRESSION_TRAFFIC = {"float16": 12.0, "int8": 14.0, "topk": 48.0}
+"""Bytes per parameter that a reducer reads and writes: a cast there and back, of int8 the search
+for the largest value besides; selecting passes several times over values and indices."""
 _OVERLAPPED = 0.7
 """Share of a gradient exchange that hides behind the backward pass where overlap is on."""
 OVERLAP_POWER = 4.0
@@ -319,12 +319,15 @@ class _Step:
 
     def _experts(self) -> float | None:
         experts = layout.expert_parallel(self._config)
+        # Experts lie inside data parallelism, whose ranks are a tensor and context parallel group
+        # apart; MindFormers numbers those that share experts one after the other.
+        stride = self._expert_tensor * self._context
         # Dispatch and combine, forward and backward: four all-to-alls per layer.
         routed = self._model.active_experts * self._activation / self._tensor
         sent = 4.0 * self._layers * self._rounds * routed / experts
         # Every rank sends over its own link, unlike in a ring.
         cluster = self._cluster
-        in_node = max(min(experts, cluster.node_size // self._tensor), 1)
+        in_node = max(min(experts, cluster.node_size // stride), 1)
         return _sum(
             (
                 _seconds(sent * (in_node - 1), cluster.intra_node_bandwidth),
@@ -342,13 +345,15 @@ class _Step:
     def _gradients(self) -> tuple[float | None, float | None]:
         ranks = self._sharing
         share, held = (ranks - 1) / ranks, self._held()
-        method, _, ratio = str(self._config["gradient_compression"]).partition(":")
+        compression = str(self._config["gradient_compression"])
+        method, _, ratio = compression.partition(":")
         volume = 2 * share * 4.0 * held
-        if method == "float16":
-            volume /= 2
-        elif method == "topk":
+        factor = layout.compression_factor(compression)
+        if method == "topk":
             # Every rank gathers the others' values and 32-bit indices.
             volume = (ranks - 1) * 8.0 * float(ratio) * held
+        elif factor is not None:  # not so of low ranks, which save more the larger a matrix is
+            volume /= factor
         if self._config["optimizer_sharding"] == "parameter":
             # Weights are gathered twice in every micro-batch, gradients scattered once.
             volume = share * held * (2 * self._element * self._micro_batches + 4.0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.samplers import RandomSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
@@ -20,15 +20,15 @@ from optuna.trial import FrozenTrial, TrialState
 from mindtune.search.attributes import OUTCOME
 from mindtune.search.constraints import SpaceReport
 from mindtune.search.layout import num_ranks
-from mindtune.search.ranking import choices
+from mindtune.search.parameters import parameters, to_choose
 from mindtune.search.trial_history import NEVER_TRIED
 
 __all__ = ["ConfigTPESampler"]
 
 _DATA = "data_parallel"
 _RANDOM_TRIALS = 5
-"""Before the model takes over; half of Optuna's default, as a search has a few dozen trials."""
-
+"""Proposals before the model takes over, those that were turned down as infeasible included; half
+of Optuna's default, as a search has a few dozen trials."""
 
 _PROPOSED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 _MAX_REPEATS = 10
@@ -49,9 +49,7 @@ class ConfigTPESampler(TPESampler):  # type: ignore[misc]  # optuna is skipped b
         """
         super().__init__(seed=seed, n_startup_trials=_RANDOM_TRIALS)
         self._space = report.space
-        self._parameters = {
-            name: CategoricalDistribution(values) for name, values in choices(report).items()
-        }
+        self._parameters = parameters(report)
         candidates = report.space.candidates
         self._derives = (
             _DATA in report.space.searched
@@ -67,7 +65,12 @@ class ConfigTPESampler(TPESampler):  # type: ignore[misc]  # optuna is skipped b
     ) -> dict[str, BaseDistribution]:
         """Return every knob: they are always chosen together."""
         del study
-        return {} if "fixed_params" in trial.system_attrs else dict(self._parameters)
+        return to_choose(trial, self._parameters)
+
+    def reseed_rng(self) -> None:
+        """Draw anew from here on: Optuna asks for it where several processes share a seed."""
+        super().reseed_rng()
+        self._uniform.reseed_rng()
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]

@@ -47,6 +47,8 @@ def attempts(trials: Sequence[FrozenTrial], names: Sequence[str]) -> list[Attemp
         config = None if outcome in NEVER_TRIED else _config(trial, names)
         if config is None:
             continue
+        if trial.state == TrialState.RUNNING:
+            outcome = "running"  # a worker that is killed while it reports leaves no result
         value, objectives = None, ()
         if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
             values = trial.values or ()
@@ -76,7 +78,7 @@ def launch_noise(study: Study) -> LaunchNoise | None:
 
 
 def measurements(trials: Sequence[FrozenTrial], space: Space) -> list[Measurement]:
-    """Return what trials measured of memory and step time, where they say so.
+    """Return what ended trials measured of memory and step time, where they say so.
 
     Of a trial that ran out of memory it is only known that it wants more than there was, whatever
     it had taken when it failed; one that ended above the limit says how much it used.
@@ -85,6 +87,8 @@ def measurements(trials: Sequence[FrozenTrial], space: Space) -> list[Measuremen
     limit = math.inf if space.facts.memory_limit is None else space.facts.memory_limit[0]
     found = []
     for trial in trials:
+        if not trial.state.is_finished():
+            continue  # of a report that is being made, the outcome comes last
         known = trial.user_attrs
         memory, above = known.get(MEMORY), None
         if known.get(OUTCOME) == "oom" and (memory is None or memory <= limit):

@@ -18,9 +18,10 @@ from mindtune.search.constraints import SpaceReport, check
 from mindtune.search.cost_model import Measurement, calibrate
 from mindtune.search.history import Attempt
 from mindtune.search.knobs import Config
+from mindtune.search.parameters import parameters
 from mindtune.search.proposal import Proposal
 from mindtune.search.ranking import Ranking
-from mindtune.search.sampler import GuidedSampler, parameters
+from mindtune.search.sampler import GuidedSampler
 from mindtune.search.study import Proposer
 
 __all__ = ["proposals"]

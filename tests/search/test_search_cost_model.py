@@ -48,6 +48,19 @@ def test_states_of_half_precision_adam_are_18_bytes_a_parameter_and_16_in_float3
 
 
 @pytest.mark.parametrize(
+    ("optimizer", "framework", "held"),
+    [("SGD", "mindspore", 8), ("sgd", "mindformers", 8), ("SGD", "other", 0),
+     ("Momentum", "mindspore", 4), ("adamw", "other", 8)],
+)  # fmt: skip
+def test_mindspores_sgd_keeps_two_tensors_per_parameter_whatever_its_momentum(
+    optimizer, framework, held
+):
+    training = Training(global_batch_size=64, optimizer=optimizer)
+    facts = dataclasses.replace(FACTS, training=training, limits=Limits(framework=framework))
+    assert memory_parts(complete(), facts).optimizer == held * P
+
+
+@pytest.mark.parametrize(
     ("sharding", "bytes_per_parameter"),
     [("none", 18), ("optimizer", 6 + 12 / 8), ("gradient", 2 + 16 / 8), ("parameter", 18 / 8)],
 )
@@ -285,6 +298,12 @@ def test_mindformers_experts_are_whole_and_lie_in_tensor_groups_too():
         assert states == pytest.approx(dense / 4 / 2 + own, rel=1e-6), framework
     assert held["mindspore"] == pytest.approx((dense + experts / 4) / 4, rel=1e-6)
     assert held["mindformers"] == pytest.approx(dense / 4 + experts / 4, rel=1e-6)
+    # A layer that parameter sharding holds whole has them whole, too.
+    gathered = complete(data_parallel=2, model_parallel=4, expert_parallel=4,
+                        optimizer_sharding="parameter")  # fmt: skip
+    facts = dataclasses.replace(FACTS, model=model, limits=Limits(framework="mindformers"))
+    layer = model.dense_layer_parameters / 4 + model.expert_layer_parameters / 4
+    assert memory_parts(gathered, facts).buffers == pytest.approx(2 * (2 + 2) * layer)
 
 
 def test_step_time_by_hand_on_one_device():
@@ -379,6 +398,9 @@ def test_exchanges_by_hand():
     half = parts(data_parallel=8, gradient_compression="float16")
     assert half.near_gradients == pytest.approx(near / 2)
     assert half.optimizer == pytest.approx((32 + 12) * P / 1.5e12)
+    eighth = parts(data_parallel=8, gradient_compression="int8")
+    assert eighth.near_gradients == pytest.approx(near / 4)
+    assert eighth.optimizer == pytest.approx((32 + 14) * P / 1.5e12)
     kept = parts(data_parallel=8, gradient_compression="topk:0.1")
     assert kept.near_gradients == pytest.approx(7 * 8 * 0.1 * P / 2e11)
     # Eight ranks of a node share its eight links to the others.
@@ -424,6 +446,28 @@ def test_experts_are_reached_by_four_exchanges_a_layer():
     ))  # fmt: skip
     part = 4 * 32 * 2 * 2 * 4096 * 4096 * 2 / 32
     assert wide.expert == pytest.approx(part * (7 / 2e11 + 24 / 2.5e10))
+
+
+def test_ranks_that_share_experts_are_a_context_group_apart():
+    moe = dataclasses.replace(MODEL, num_experts=8, experts_per_token=2)
+    facts = dataclasses.replace(FACTS, model=moe)
+    parts = time_parts(complete(data_parallel=8, context_parallel=2, expert_parallel=8), facts)
+    # Every second device of two nodes of eight: 3 of the other ranks are near, 4 are far.
+    part = 4 * 32 * 8 * 2 * 2048 * 4096 * 2 / 8
+    assert parts.expert == pytest.approx(part * (3 / 2e11 + 4 / 2.5e10))
+
+
+def test_mindformers_shares_experts_between_neighbours_so_that_one_node_needs_no_other():
+    moe = dataclasses.replace(MODEL, num_experts=8, experts_per_token=2)
+    facts = dataclasses.replace(
+        FACTS, model=moe, limits=Limits(framework="mindformers"),
+        cluster=dataclasses.replace(CLUSTER, num_devices=8, inter_node_bandwidth=None),
+    )  # fmt: skip
+    config = complete(model_parallel=8, expert_parallel=8, use_seq_parallel=True)
+    part = 4 * 32 * 64 * 2 * (4096 / 8) * 4096 * 2 / 8
+    assert time_parts(config, facts).expert == pytest.approx(part * 7 / 2e11)
+    assert facts.cluster.is_timed
+    assert CostModel(facts).step_time_s(config) is not None
 
 
 def test_what_is_unknown_stays_unknown_and_orders_still_exist():

@@ -11,7 +11,8 @@ from mindtune.search.attributes import VALUE
 from mindtune.search.constraints import check
 from mindtune.search.facts import Cluster, StudyFacts, Training
 from mindtune.search.history import Attempt
-from mindtune.search.sampler import make_sampler, parameters
+from mindtune.search.parameters import parameters
+from mindtune.search.sampler import make_sampler
 from mindtune.search.space import Space
 from mindtune.search.study import Proposer
 from mindtune.search.tchebycheff import draw_weights, scalarize

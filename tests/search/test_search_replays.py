@@ -7,7 +7,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from mindtune.search.attributes import OUTCOME
+from mindtune.search.attributes import OUTCOME, STEP_TIME
 from mindtune.search.constraints import check, explain
 from mindtune.search.cost_model import CostModel, Measurement, calibrate
 from mindtune.search.errors import SearchError
@@ -19,6 +19,7 @@ from mindtune.search.sampler import GuidedSampler, make_sampler
 from mindtune.search.scoring import best_by
 from mindtune.search.space import Space
 from mindtune.search.study import Proposer
+from mindtune.search.trial_history import measurements
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -110,6 +111,27 @@ def test_the_fastest_of_three_runs_wins_in_any_order_of_rows_and_columns():
         shuffled = [dict(draw.sample(list(row.items()), len(row))) for row in rows]
         assert best_by("step_time_s", shuffled)["name"] == "b"
         assert best_by("tokens_per_s", shuffled)["name"] == "b"
+
+
+def test_results_go_to_the_trial_that_they_are_of_whoever_ends_first():
+    """Three listings of folders were taken side by side: one run died and the others moved up."""
+    facts = StudyFacts(cluster=Cluster(num_devices=1), training=Training(global_batch_size=64))
+    report = check(Space.from_spec({"micro_batch_size": [1, 2, 4]}, facts))
+    study = optuna.create_study(direction="maximize")
+    proposer = Proposer(study, report, trials=3)
+    a, b, c = (proposer.ask() for _ in range(3))
+    proposer.tell(c.number, "ok", 3.0, {STEP_TIME: 0.3})
+    proposer.tell(a.number, "crash")
+    proposer.tell(b.number, "ok", 2.0, {STEP_TIME: 0.2})
+    found = {attempt.number: attempt for attempt in proposer.attempts()}
+    assert [(found[p.number].config, found[p.number].value) for p in (a, b, c)] == [
+        (a.config, None), (b.config, 2.0), (c.config, 3.0),
+    ]  # fmt: skip
+    seen = {tuple(one.config.items()): one.step_time_s
+            for one in measurements(study.trials, report.space)}  # fmt: skip
+    complete = [tuple(report.space.complete(p.config).items()) for p in (b, c)]
+    assert seen == dict(zip(complete, (0.2, 0.3), strict=True))
+    assert [leader.number for leader in proposer.leaders(3)] == [c.number, b.number]
 
 
 def test_a_latency_is_minimised():

@@ -71,7 +71,7 @@ CASES = [
     ("intermediate_divisible", {"model_parallel": 3}, {}, "intermediate_size = 4096 .* 3",
      {"model_parallel": 4}),
     ("intermediate_divisible", {"model_parallel": 8},
-     {"model": MOE, "shape": {"moe_intermediate_size": 100}}, "intermediate_size = 100 .* 8",
+     {"model": MOE, "shape": {"moe_intermediate_size": 100}}, "^moe_intermediate_size = 100 .* 8",
      {"model_parallel": 4}),
     ("vocab_divisible", {"model_parallel": 2},
      {"shape": {"vocab_size": 50257}, "limits": {"vocab_divisible": True}},
@@ -258,6 +258,17 @@ def test_rules_of_a_framework_hold_for_its_programs_alone():
             given_facts = facts(**moe_without_flash, limits={"framework": framework})
             found = reason(name, complete(**knobs), given_facts)
             assert (found is not None) == (framework in rejecting), (name, framework)
+
+
+def test_mindformers_splits_no_expert_over_tensor_ranks():
+    """Each rank of a tensor group has whole experts (`FFNGroupedGEMM.shard`), of any width."""
+    config = complete(model_parallel=8, use_seq_parallel=True)
+    for framework, rejects in (("mindspore", True), ("other", True), ("mindformers", False)):
+        given_facts = facts(model=MOE, shape={"moe_intermediate_size": 100},
+                            limits={"framework": framework})  # fmt: skip
+        assert (reason("intermediate_divisible", config, given_facts) is not None) is rejects
+    dense = facts(shape={"intermediate_size": 4092}, limits={"framework": "mindformers"})
+    assert "intermediate_size = 4092" in reason("intermediate_divisible", config, dense)
 
 
 def test_unset_limits_reject_nothing():

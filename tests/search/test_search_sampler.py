@@ -15,8 +15,9 @@ from mindtune.search.errors import SearchError, SpaceExhaustedError
 from mindtune.search.facts import Cluster, StudyFacts, Training
 from mindtune.search.history import Attempt, infer, needs_at_least
 from mindtune.search.model_shape import ModelShape
+from mindtune.search.parameters import parameters
 from mindtune.search.ranking import Ranking
-from mindtune.search.sampler import GuidedSampler, make_sampler, parameters
+from mindtune.search.sampler import GuidedSampler, make_sampler
 from mindtune.search.space import Space
 from mindtune.search.surrogate import fit, probability_ok
 

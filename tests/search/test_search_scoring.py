@@ -332,6 +332,13 @@ def test_a_run_that_ends_not_finite_never_converges(value):
     assert never_finite([curve(1.0)]) is None
 
 
+@pytest.mark.parametrize("losses", [(math.inf, -math.inf), (1.7e308, 1.7e308)])
+def test_losses_that_have_no_sum_are_no_error(losses):
+    whole = LossCurve((1.0, 2.0), losses)
+    assert math.isnan(whole.mean_between(0.0, 2.0))
+    assert never_finite([LossCurve((499.0, 500.0), losses)]).ok is False
+
+
 def test_a_run_with_one_huge_step_cannot_be_told():
     found = judge([LossCurve((500.0, 5000.0), (1.0, 1.0))], BAND)
     assert found.ok is None

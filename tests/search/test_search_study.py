@@ -10,10 +10,12 @@ from mindtune.search.constraints import check
 from mindtune.search.errors import SearchError
 from mindtune.search.facts import Cluster, Limits, StudyFacts, Training
 from mindtune.search.model_shape import ModelShape
-from mindtune.search.sampler import make_sampler, parameters
+from mindtune.search.parameters import parameters
+from mindtune.search.sampler import make_sampler
 from mindtune.search.space import Space
 from mindtune.search.stopping import StopRule
 from mindtune.search.study import Proposer
+from mindtune.search.trial_history import measurements
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -212,6 +214,24 @@ def test_a_kill_between_queueing_and_closing_queues_once(sqlite):
     assert second.requeue_stale(lambda _: False) == (lost.number,)
     waiting = second.study.get_trials(states=(TrialState.WAITING,))
     assert [t.user_attrs for t in waiting] == [{RETRY_OF: lost.number}]
+
+
+def test_a_kill_in_the_middle_of_a_report_runs_the_config_again(sqlite):
+    """Attributes are stored one by one, the trial's end last: until then there is no result."""
+    first = make_proposer(storage=sqlite)
+    first.tell(first.ask().number, "ok", 1.0)
+    lost = first.ask()
+    trial = optuna.trial.Trial(first.study, first.study.trials[lost.number]._trial_id)
+    for name, entry in ((MEMORY, 1e9), (STEP_TIME, 0.1), (OUTCOME, "ok")):
+        trial.set_user_attr(name, entry)
+    second = make_proposer(storage=sqlite)
+    assert [a.outcome for a in second.attempts()] == ["ok", "running"]
+    assert measurements(second.study.trials, second.report.space) == []
+    assert second.requeue_stale(lambda _: False) == (lost.number,)
+    retry = second.ask()
+    assert (retry.config, retry.retry_of) == (lost.config, lost.number)
+    second.tell(retry.number, "ok", 0.9, {MEMORY: 1e9})
+    assert len(measurements(second.study.trials, second.report.space)) == 2
 
 
 def test_a_config_that_keeps_dying_is_given_up_for_good(sqlite):

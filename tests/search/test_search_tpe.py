@@ -5,7 +5,8 @@ import pytest
 
 from mindtune.search.constraints import check
 from mindtune.search.facts import Cluster, StudyFacts, Training
-from mindtune.search.sampler import make_sampler, parameters
+from mindtune.search.parameters import parameters
+from mindtune.search.sampler import make_sampler
 from mindtune.search.space import Space
 from mindtune.search.study import Proposer
 
@@ -76,6 +77,23 @@ def test_degrees_without_a_listed_remainder_are_drawn_all_the_same():
     configs, trials = proposed(report, trials=8)
     assert len(configs) == 8
     assert {trial.params["data_parallel"] for trial in trials} == {16, 64}
+
+
+def test_a_sampler_that_is_seeded_anew_draws_everything_anew():
+    """Optuna asks for it where it starts processes that share a sampler."""
+    report = make_report(data_parallel=[16, 64])
+
+    def drawn(*, anew):
+        sampler = make_sampler("tpe", report, seed=0)
+        if anew:
+            sampler.reseed_rng()
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        known = {"model_parallel": 8, "pipeline_stage": 1, "micro_batch_size": 1}
+        trial = optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING)
+        return [sampler._data_parallel(study, trial, known) for _ in range(40)]
+
+    assert drawn(anew=False) == drawn(anew=False)
+    assert drawn(anew=True) != drawn(anew=False)
 
 
 def test_of_a_list_nothing_else_is_proposed():

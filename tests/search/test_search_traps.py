@@ -219,6 +219,14 @@ def test_a_limit_that_can_judge_nothing_is_named_with_what_is_missing():
     assert check(Space.from_spec(spec, facts(memory_utilization=0.8))).notes == (
         "constraints.memory_utilization judges nothing: cluster.device_memory is not known",
     )
+    odd = dataclasses.replace(
+        known, training=Training(global_batch_size=96, optimizer="lion"),
+        limits=Limits(memory_utilization=0.8, max_memory=2**34, max_pipeline_bubble=0.1),
+    )  # fmt: skip
+    assert check(Space.from_spec(spec, odd)).notes == (
+        "constraints.memory_utilization judges nothing: training.optimizer = lion is not known",
+        "constraints.max_memory judges nothing: training.optimizer = lion is not known",
+    )
     blind = facts(model=None, vocab_divisible=True, cluster={"device_memory": 2**36})
     assert check(Space.from_spec(spec, blind)).notes == (
         "constraints.vocab_divisible judges nothing: model is not known",
