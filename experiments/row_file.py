@@ -5,14 +5,14 @@ The file is append-only, so that an experiment may be stopped at any time and go
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TypeVar
 
-from mindtune.controller.contract import Document, parse
+from mindtune.controller.contract import Document
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.records.append_file import open_append
+from mindtune.controller.records.json_log import read_json_log
 
 __all__ = ["append_row", "read_keyed_rows"]
 
@@ -46,26 +46,12 @@ def read_keyed_rows(
         ConfigError: A whole line is no row, or two rows have one key.
     """
     rows: dict[_Key, _Row] = {}
-    if not path.exists():
-        return rows
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith("\n"):
-                break
-            source = f"{path}, line {number}"
-            row = parse(model, _content(line, source), source=source)
-            key = key_of(row)
-            if key in rows:
-                raise ConfigError(
-                    f"{source}: {key} must stand once, but it is there before; "
-                    "remove one of the two lines."
-                )
-            rows[key] = row
+    for number, row in enumerate(read_json_log(path, model), start=1):
+        key = key_of(row)
+        if key in rows:
+            raise ConfigError(
+                f"{path}, row {number}: {key} must stand once, but it is there before; "
+                "remove one of the two lines."
+            )
+        rows[key] = row
     return rows
-
-
-def _content(line: str, source: str) -> object:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{source} must be JSON, but: {error.msg}.") from None

@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
             from mindtune.experiments.cluster_simulator.survey import survey  # noqa: PLC0415
 
             survey(options.kinds or list(KINDS), options.seeds)
-    except (ConfigError, SearchError) as error:
+    except (ConfigError, SearchError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return _WRONG_USE
     return 0

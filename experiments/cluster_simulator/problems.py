@@ -45,7 +45,29 @@ _MIXTRAL = ModelShape(
 """Shapes as published for Llama 3 (arXiv 2407.21783, table 3; 128 layers instead of 126, which
 divide over stages) and Mixtral (arXiv 2401.04088, table 1), and two small ones."""
 
+_BY_LAYER = ["none", "interval:2", "full"]
 _RECOMPUTE = ["none", "selective", "interval:2", "full"]
+_INPUT: dict[str, object] = {"data_workers": [1, 2, 4], "prefetch": [2, 8]}
+"""Knobs that matter little where data is ready."""
+
+
+def _large(**own: object) -> dict[str, object]:
+    """Return the space of a large cluster.
+
+    Args:
+        **own: Degrees besides data and tensor parallelism, then micro-batches and recomputation.
+    """
+    return {
+        "data_parallel": "auto", "model_parallel": [1, 2, 4, 8], **own,
+        "optimizer_sharding": ["none", "optimizer", "parameter"],
+        "use_seq_parallel": "auto", "comm_overlap": "auto",
+    }  # fmt: skip
+
+
+_DENSE_1024 = _large(
+    pipeline_stage=[1, 2, 4, 8, 16, 20], pp_interleave_num=[1, 2],
+    micro_batch_size=[1, 2, 4, 8], recompute=_RECOMPUTE,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +84,7 @@ KINDS: dict[str, _Kind] = {
         devices=8, model=_GPT_1B, batch=64,
         space={
             "data_parallel": "auto", "model_parallel": "auto", "micro_batch_size": [1, 2, 4, 8],
-            "recompute": ["none", "interval:2", "full"],
+            "recompute": _BY_LAYER,
         },
     ),
     "compressed_8_200": _Kind(
@@ -78,8 +100,7 @@ KINDS: dict[str, _Kind] = {
         devices=64, model=_LLAMA_8B, batch=256,
         space={
             "data_parallel": "auto", "model_parallel": [1, 2, 4, 8],
-            "pipeline_stage": [1, 2, 4, 8], "micro_batch_size": [1, 2, 4],
-            "recompute": ["none", "interval:2", "full"],
+            "pipeline_stage": [1, 2, 4, 8], "micro_batch_size": [1, 2, 4], "recompute": _BY_LAYER,
             "optimizer_sharding": ["none", "optimizer"],
         },
     ),
@@ -88,7 +109,7 @@ KINDS: dict[str, _Kind] = {
         space={
             "data_parallel": "auto", "model_parallel": [1, 2, 4, 8],
             "expert_parallel": [1, 4, 8, 16], "micro_batch_size": [1, 2, 4],
-            "recompute": ["none", "interval:2", "full"],
+            "recompute": _BY_LAYER,
             "optimizer_sharding": ["none", "optimizer"],
         },
     ),
@@ -96,42 +117,25 @@ KINDS: dict[str, _Kind] = {
         devices=64, model=_GPT_1B, batch=512,
         space={
             "data_parallel": "auto", "model_parallel": [1, 2, 4, 8],
-            "micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "interval:2", "full"],
+            "micro_batch_size": [1, 2, 4, 8], "recompute": _BY_LAYER,
             "gradient_compression": ["none", "float16", "topk:0.1"],
             "comm_overlap": "auto",
         },
     ),
     "dense_1024_100000": _Kind(
-        devices=1024, model=_LLAMA_70B, batch=2048,
-        space={
-            "data_parallel": "auto", "model_parallel": [1, 2, 4, 8],
-            "pipeline_stage": [1, 2, 4, 8, 16, 20], "pp_interleave_num": [1, 2],
-            "micro_batch_size": [1, 2, 4, 8], "recompute": _RECOMPUTE,
-            "optimizer_sharding": ["none", "optimizer", "parameter"],
-            "use_seq_parallel": "auto", "comm_overlap": "auto",
-        },
+        devices=1024, model=_LLAMA_70B, batch=2048, space=_DENSE_1024,
     ),
     "dense_1024_2000000": _Kind(
         # As above, with knobs that every layout has: 138,240 of its configs fill the cluster.
         devices=1024, model=_LLAMA_70B, batch=2048,
-        space={
-            "data_parallel": "auto", "model_parallel": [1, 2, 4, 8],
-            "pipeline_stage": [1, 2, 4, 8, 16, 20], "pp_interleave_num": [1, 2],
-            "micro_batch_size": [1, 2, 4, 8], "recompute": _RECOMPUTE,
-            "optimizer_sharding": ["none", "optimizer", "parameter"],
-            "use_seq_parallel": "auto", "comm_overlap": "auto",
-            "comm_fusion": [0, 8, 32], "data_workers": [1, 2, 4], "prefetch": [2, 8],
-        },
+        space={**_DENSE_1024, "comm_fusion": [0, 8, 32], **_INPUT},
     ),
     "experts_1024_100000": _Kind(
         devices=1024, model=_MIXTRAL, batch=4096,
-        space={
-            "data_parallel": "auto", "model_parallel": [1, 2, 4, 8],
-            "pipeline_stage": [1, 2, 4, 8, 16], "expert_parallel": [1, 2, 4, 8],
-            "micro_batch_size": [1, 2, 4, 8], "recompute": ["none", "interval:2", "full"],
-            "optimizer_sharding": ["none", "optimizer", "parameter"],
-            "use_seq_parallel": "auto", "comm_overlap": "auto",
-        },
+        space=_large(
+            pipeline_stage=[1, 2, 4, 8, 16], expert_parallel=[1, 2, 4, 8],
+            micro_batch_size=[1, 2, 4, 8], recompute=_BY_LAYER,
+        ),
     ),
     "compressed_64_100000": _Kind(
         devices=64, model=_GPT_1B, batch=512,
@@ -139,19 +143,15 @@ KINDS: dict[str, _Kind] = {
             "data_parallel": "auto", "model_parallel": [1, 2, 4, 8],
             "micro_batch_size": [1, 2, 4, 8], "recompute": _RECOMPUTE,
             "gradient_compression": ["none", "float16", "topk:0.001", "topk:0.01", "topk:0.1"],
-            "comm_overlap": "auto", "comm_fusion": [0, 4, 8, 32],
-            "data_workers": [1, 2, 4], "prefetch": [2, 8],
+            "comm_overlap": "auto", "comm_fusion": [0, 4, 8, 32], **_INPUT,
         },
     ),
     "dense_16384_100000": _Kind(
         devices=16384, model=_LLAMA_405B, batch=16384,
-        space={
-            "data_parallel": "auto", "model_parallel": [1, 2, 4, 8],
-            "pipeline_stage": [1, 2, 4, 8, 16, 32], "pp_interleave_num": [1, 2],
-            "micro_batch_size": [1, 2, 4], "recompute": _RECOMPUTE,
-            "optimizer_sharding": ["none", "optimizer", "parameter"],
-            "use_seq_parallel": "auto", "comm_overlap": "auto",
-        },
+        space=_large(
+            pipeline_stage=[1, 2, 4, 8, 16, 32], pp_interleave_num=[1, 2],
+            micro_batch_size=[1, 2, 4], recompute=_RECOMPUTE,
+        ),
     ),
 }  # fmt: skip
 """Name -> model, size of the cluster and space; the name ends with devices and configs."""

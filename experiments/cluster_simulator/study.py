@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from mindtune.controller.contract import ClusterSection, StudyFile, write_yaml
+from mindtune.controller.contract import ClusterSection, StudyFile, parse, write_yaml
 from mindtune.experiments.cluster_simulator.problems import KINDS, problem
 from mindtune.experiments.cluster_simulator.trial import SimulatedCluster
 
@@ -48,11 +48,18 @@ def study_content(kind: str, seed: int) -> dict[str, Any]:
 
 
 def write_study(kind: str, seed: int, folder: Path, *, time_scale: float = 0.0) -> Path:
-    """Write study.yaml and base.yaml into a folder; return the path of the first."""
+    """Write study.yaml and base.yaml into a folder; return the path of the first.
+
+    Raises:
+        ConfigError: if `time_scale` is below 0 or not finite.
+        OSError: if the folder cannot be written.
+    """
+    config = parse(
+        SimulatedCluster, {"kind": kind, "seed": seed, "time_scale": time_scale}, source="options"
+    )
     folder.mkdir(parents=True, exist_ok=True)
     study = folder / "study.yaml"
     header = f"The simulated cluster {kind} of seed {seed}: `mindtune search` needs no device."
     write_yaml(study, StudyFile.model_validate(study_content(kind, seed)), header=header)
-    config = SimulatedCluster(kind=kind, seed=seed, time_scale=time_scale)
     write_yaml(folder / "base.yaml", config, header="Config of the simulated training.")
     return study

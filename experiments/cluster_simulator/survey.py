@@ -10,8 +10,9 @@ from random import Random
 
 import numpy as np
 
+from mindtune.controller.errors import ConfigError
 from mindtune.experiments.cluster_simulator.problem import SimulatedProblem
-from mindtune.experiments.cluster_simulator.problems import problem
+from mindtune.experiments.cluster_simulator.problems import KINDS, problem
 from mindtune.experiments.model_accuracy.metrics import regret, tie_aware_spearman
 from mindtune.experiments.provenance import provenance
 from mindtune.search.cost_model import Measurement, calibrate
@@ -132,7 +133,18 @@ _COLUMNS = (
 
 
 def survey(kinds: Sequence[str], seeds: int) -> None:
-    """Print a Markdown table: median [lowest, highest] over clusters."""
+    """Print a Markdown table: median [lowest, highest] over clusters.
+
+    Raises:
+        ConfigError: if a problem is unknown, or there is no cluster to look at.
+    """
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise ConfigError(
+            f"problems must be some of {', '.join(KINDS)}, but got {', '.join(unknown)}."
+        )
+    if seeds < 1:
+        raise ConfigError(f"--seeds must be 1 or more, but got {seeds}.")
     print(f"| problem | configs | {' | '.join(heading for heading, _, _ in _COLUMNS)} |")
     print(f"|{' --- |' * (2 + len(_COLUMNS))}")
     for kind in kinds:

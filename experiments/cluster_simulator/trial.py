@@ -42,7 +42,7 @@ class SimulatedCluster(ContractModel):
     """Study file of a recorded table, in place of a problem; absolute, as is the next."""
     table: Path | None = None
     """The table."""
-    time_scale: float = Field(0.0, ge=0)
+    time_scale: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Seconds that a simulated second takes; 0: no time passes."""
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
+from mindtune.controller.errors import ConfigError
 from mindtune.controller.trials.identity import study_identity
 from mindtune.controller.trials.measure import Launch, Measurer
 from mindtune.controller.trials.peak import resolve_peak
@@ -187,8 +188,15 @@ def open_recorder(
         measure_steps: Measured steps of a trial; None: as the study file says.
 
     Raises:
-        ConfigError: if the study file or the folder cannot be used.
+        ConfigError: if the study file or the folder cannot be used, or a number makes no sense.
     """
+    for name, number in (("leaders", leaders), ("repeats", repeats)):
+        if number < 0:
+            raise ConfigError(f"{name} must be 0 or more, but got {number}.")
+    if measure_steps is not None and measure_steps < 1:
+        raise ConfigError(f"measure_steps must be 1 or more, but got {measure_steps}.")
+    if not 0.0 <= most_other_work <= 1.0:
+        raise ConfigError(f"most_other_work must lie in [0, 1], but got {most_other_work:g}.")
     setup, folder = load_study(study_file), StudyFolder(out)
     if measure_steps is not None:
         trial = setup.study.trial.model_copy(update={"measure_steps": measure_steps})

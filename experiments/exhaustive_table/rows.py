@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.records.append_file import open_append
@@ -121,13 +122,16 @@ def read_rows(path: Path) -> list[Row]:
     """
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} must be a readable text file, but: {error}.") from None
     whole = text[: text.rfind("\n") + 1]
     table = csv.DictReader(io.StringIO(whole), strict=True)
-    names = list(table.fieldnames or ())
-    if names and (not set(_BEFORE) <= set(names) or not set(_AFTER) <= set(names)):
-        raise ConfigError(f"{path} must be a table of this experiment, but has other columns.")
     try:
+        names = set(table.fieldnames or ())
+        if names and not names >= {*_BEFORE, *_AFTER}:
+            raise ConfigError(f"{path} must be a table of this experiment, but has other columns.")
         return [_row(cells) for cells in table]
     except (csv.Error, ValueError, TypeError, SearchError) as error:
         raise ConfigError(f"{path}, line {table.line_num} is no row: {error}") from None
@@ -147,7 +151,9 @@ def comparable(rows: Iterable[Row], *, most_other_work: float = MOST_OTHER_WORK)
     return list(latest.values())
 
 
-def _row(cells: dict[str, str]) -> Row:
+def _row(cells: dict[Any, Any]) -> Row:
+    if None in cells or None in cells.values():
+        raise ValueError("it has not as many cells as the header")
     knobs = [name for name in cells if name not in (*_BEFORE, *_AFTER)]
     return Row(
         number=int(cells["number"]),

@@ -17,7 +17,6 @@ __all__ = ["UTILIZATION", "Acceptance", "Judged", "acceptance", "judged"]
 
 UTILIZATION = 0.85
 """Share of the device memory that the rule allows: the study file's `memory_utilization`."""
-_STATED = ("oom", "exceeds")
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def judged(result: Result, rows: Sequence[Row]) -> Judged | None:
 
     at_best = np.exp(forecast(result.all_log_rates)[0]) / sizes
     status = np.array([row.status for row, *_ in known])
-    stated = np.array([row.status.startswith(_STATED) for row, *_ in known])
+    stated = np.array([row.states_oom for row, *_ in known])
     failed = (status == "fail") & (at_best > 1.0) | stated
     return Judged(
         forecast=forecast,

@@ -63,6 +63,11 @@ class Row:
     doubts: str
     """The table's own flags."""
 
+    @property
+    def states_oom(self) -> bool:
+        """Whether the table says that memory ran out."""
+        return self.status.startswith(("oom", "exceeds"))
+
 
 def map_row(
     cells: Mapping[str, str], file: str, number: int, devices: Mapping[str, Device]

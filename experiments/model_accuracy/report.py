@@ -193,18 +193,28 @@ def markdown(found: Figures) -> str:
     memory, time = found.memory, found.time
     lines = [
         *_coverage(found.tables), *_unused(found),
-        "", f"## Memory: {_num_rows(memory)} rows in {len(memory)} tables", "", *_errors(memory),
-        "", *spreads(memory),
-        "", *_accepted(found.acceptance),
-        "", *chances(memory, found.tables.rows),
-        "", f"## Step time: {_num_rows(time)} rows in {len(time)} groups", "", *_errors(time),
-        "", *_ranked(found.rankings),
+        "", f"## Memory: {_num_rows(memory)} rows in {len(memory)} tables", "",
+        *(_of_memory(found) if memory else [_TOO_FEW]),
+        "", f"## Step time: {_num_rows(time)} rows in {len(time)} groups", "",
+        *([*_errors(time), "", *_ranked(found.rankings)] if time else [_TOO_FEW]),
         "", "## What all tables teach", "",
         *_taught(TimeRates, found.time_prior), "", *_taught(MemoryRates, found.memory_prior),
         "", "## By group: median error of memory", "", *_per_group(memory),
         "", "## By group: median error of step time", "", *_per_group(time),
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+_TOO_FEW = "No four rows of a group were measured."
+
+
+def _of_memory(found: Figures) -> list[str]:
+    return [
+        *_errors(found.memory),
+        "", *spreads(found.memory),
+        "", *_accepted(found.acceptance),
+        "", *chances(found.memory, found.tables.rows),
+    ]  # fmt: skip
 
 
 def _taught(kind: type[TimeRates | MemoryRates], prior: Prior) -> list[str]:

@@ -53,6 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
     logging.getLogger("mindtune.experiments").setLevel(logging.INFO)
     where = (options.problems, options.tables, options.recorded)
     try:
+        for name, least in _LEAST.items():
+            _require(name, getattr(options, name), least)
         problems = _chosen(where)
         methods = _chosen_methods(options.methods)
         options.out.mkdir(parents=True, exist_ok=True)
@@ -87,6 +89,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trials", type=int, default=60, help="the most that a search may take")
     parser.add_argument("--jobs", type=int, default=1, help="processes that search")
     return parser
+
+
+_LEAST = {"seeds": 1, "first_seed": 0, "trials": 1, "jobs": 1}
+
+
+def _require(name: str, value: int, least: int) -> None:
+    if value < least:
+        option = name.replace("_", "-")
+        raise ConfigError(f"--{option} must be {least} or more, but got {value}.")
 
 
 def _quiet() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from mindtune.controller.errors import ConfigError
 from mindtune.experiments.search_quality.problem import Problem
 from mindtune.experiments.search_quality.rows import FILL, SpaceFacts
 from mindtune.search.constraints import first_failure
@@ -21,6 +22,9 @@ def answers(problem: Problem) -> SpaceFacts:
 
     Every layout that fills the cluster is asked, whatever other rule rejects it: the problem says
     whether it starts, and what it is worth.
+
+    Raises:
+        ConfigError: if nothing that the rules let pass can run: there is no answer.
     """
     report = problem.report
     accepted = {_values(entry.config) for entry in report.configs}
@@ -48,6 +52,11 @@ def answers(problem: Problem) -> SpaceFacts:
         else:
             failure = first_failure(report.space.complete(config), report.cost) or ""
             saved[failure.partition(":")[0]] += 1
+    if not running_feasible:
+        raise ConfigError(
+            f"a search of {problem.name} must have something to find, but of its {report.total} "
+            "configs none runs that the rules let pass."
+        )
     return SpaceFacts(
         configs=report.total,
         rejected={entry.rule: entry.count for entry in report.rejected if entry.count},

@@ -98,8 +98,8 @@ def _random(report: SpaceReport, _trials: int, seed: int) -> Searcher:
 
 
 _RANDOM_TRIALS = 5
-"""Before Optuna's models take over; half of its default, as a search has a few dozen trials."""
-
+"""Proposals before Optuna's models take over, those that the rules reject included; half of its
+default, as a search has a few dozen trials."""
 
 _GP_REJECTIONS = 10
 """Each one costs a fit, 0.1 s and more, and its model hardly moves from what it has proposed."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -43,8 +43,6 @@ MIN_CONFIGS = 100
 UTILIZATION = 0.9
 """Share of the device memory that a config may be predicted to use, as in the simulated problems.
 A study file that sets none allows all of it, and the file that `init` writes 0.85."""
-_STATED = ("oom", "exceeds")
-"""How tables begin to say that memory ran out."""
 _LAUNCH_S = 90.0
 """Start of a trial, compilation included: the order of what public tuners report (DeepSpeed: 127 s
 for a trial in all)."""
@@ -84,7 +82,7 @@ class PublishedProblem:
         row = draw.choice(self._runs[_key(config)])
         if row.step_time_s is None:
             # A table that says "fail" does not say of what.
-            outcome = "oom" if row.status.startswith(_STATED) else "crash"
+            outcome = "oom" if row.states_oom else "crash"
             return SimulatedTrial(outcome, wall_s=_LAUNCH_S)
         return SimulatedTrial(
             "ok",
@@ -101,7 +99,7 @@ class PublishedProblem:
     def fails_for_memory(self, config: Config) -> bool:
         """Return whether the table says so, or its own measured rows do: see `model_accuracy`."""
         rows = self._runs[_key(config)]
-        return any(row.status.startswith(_STATED) or self.is_too_large(row) for row in rows)
+        return any(row.states_oom or self.is_too_large(row) for row in rows)
 
     def true_value(self, config: Config) -> float | None:
         """Return the MFU at the mean of the published step times."""
@@ -144,19 +142,25 @@ def published_problems(folder: Path) -> dict[str, PublishedProblem]:
     learning = _Learning(rows)
     found = {}
     for key, members in groups.items():
-        file, _, model, _, device, devices, *_ = key
         configs = {_key(_config(row)) for row in members}
         timed = sum(row.step_time_s is not None for row in members)
         if len(configs) < MIN_CONFIGS or not timed:
             continue
-        name = f"{Path(file).stem}-{device}-x{devices}".replace(" ", "_")
-        if name in found:
-            name = f"{name}-{model}".replace(" ", "_")
+        name = next(name for name in _names(key) if name not in found)
         program = _program(members[0])
         found[name] = PublishedProblem(
             name, tuple(members), partial(learning.without, program), learning.is_too_large
         )
     return found
+
+
+def _names(key: tuple[str, ...]) -> Iterator[str]:
+    """Yield names of a group, ever longer ones; the last one no other group has."""
+    file, table, model, sequence, device, devices, precision, batch = key
+    name = f"{Path(file).stem}-{device}-x{devices}"
+    for more in ("", model, f"seq{sequence}", f"batch{batch}", precision, table):
+        name = f"{name}-{more}" if more else name
+        yield name.replace(" ", "_")
 
 
 def _program(row: Row) -> str:

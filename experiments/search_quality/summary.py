@@ -46,10 +46,9 @@ def _sources(rows: Sequence[SearchRow], *, replaced: int) -> list[str]:
         methods = ", ".join(name for name in METHODS if any(row.method == name for row in own))
         dates = sorted({row.measured.date for row in own})
         span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-        most = "" if own[0].trials is None else f", {own[0].trials} trials at most"
         sentence = own[0].measured.model_copy(update={"date": span}).sentence()
         count = "1 search" if len(own) == 1 else f"{len(own)} searches"
-        lines.append(f"- {count}{most} ({methods}): {sentence}")
+        lines.append(f"- {count}, {own[0].trials} trials at most ({methods}): {sentence}")
     if len({row.key[-2:] for row in rows}) > 1:
         lines += ["", "**Not all of one revision and number of trials**: compare with care."]
     if replaced:

@@ -122,7 +122,7 @@ def test_a_row_that_stands_twice_is_refused(tmp_path):
     path = tmp_path / "rows.jsonl"
     append_row(path, row())
     append_row(path, row())
-    with pytest.raises(ConfigError, match="line 2: .* must stand once"):
+    with pytest.raises(ConfigError, match="row 2: .* must stand once"):
         read_rows(path)
 
 

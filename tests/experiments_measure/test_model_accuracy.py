@@ -210,6 +210,55 @@ def test_the_command_writes_the_figures_and_refuses_a_folder_without_tables(
     assert "must hold device_peaks.csv" in capsys.readouterr().err
 
 
+def test_other_tables_may_lack_columns_and_cells(folder, tmp_path):
+    """What is missing is not stated: of a row that needs it, that is the reason."""
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    kept = [name for name in ROW if name not in ("notes", "flags", "vpp", "date", "mem_kind")]
+    with (tmp_path / "more.csv").open("w", encoding="utf-8-sig", newline="") as stream:
+        writer = csv.DictWriter(stream, kept, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerow(ROW)
+        stream.write(",".join(ROW[name] for name in kept[:20]) + "\n")
+    tables = read_tables(tmp_path)
+    assert [row.file for row in tables.rows].count("more.csv") == 1
+    assert sum(count for (file, _), count in tables.unmapped.items() if file == "more.csv") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (
+            "device_peaks.csv",
+            PEAKS.replace("312", "fast").encode(),
+            "must state peak and memory of 'A100'",
+        ),
+        ("device_peaks.csv", b"device\nA100\n", "must state peak and memory of 'A100'"),
+        ("one.csv", b"table,framework\n\xff\xfe,\n", "one.csv must be a CSV file in UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(folder, tmp_path, capsys, name, content, said):
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / name).write_bytes(content)
+    assert main([str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", ["peak_mem_gib", "step_time_s"])
+def test_tables_of_one_kind_have_its_figures_alone(folder, tmp_path, missing):
+    (tmp_path / "device_peaks.csv").write_text(PEAKS, encoding="utf-8")
+    with (folder / "one.csv").open(encoding="utf-8", newline="") as stream:
+        rows = [{**row, missing: ""} for row in csv.DictReader(stream)]
+    with (tmp_path / "one.csv").open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, list(ROW))
+        writer.writeheader()
+        writer.writerows(rows)
+    text = markdown(figures(read_tables(tmp_path)))
+    assert text.count("No four rows of a group were measured.") == 1
+    assert text.count("| and 3 rows |") == 1
+
+
 def test_units_of_device_peaks(folder):
     tables = read_tables(folder)
     assert tables.rows[0].facts.cluster.inter_node_bandwidth == 12.5e9 / 4

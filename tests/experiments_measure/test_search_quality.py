@@ -1,9 +1,11 @@
 """The experiment on a table of known order and on the smallest simulated cluster."""
 
+import csv
 import json
 import math
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import product
 
 import optuna
 import pytest
@@ -21,7 +23,7 @@ from mindtune.experiments.search_quality.methods import METHODS, missing
 from mindtune.experiments.search_quality.per_knob import PerKnob
 from mindtune.experiments.search_quality.problem import SimulatedTrial
 from mindtune.experiments.search_quality.problems import chosen_problems
-from mindtune.experiments.search_quality.published import PublishedProblem
+from mindtune.experiments.search_quality.published import PublishedProblem, published_problems
 from mindtune.experiments.search_quality.rows import (
     SearchRow,
     SpaceFacts,
@@ -478,6 +480,48 @@ def test_the_experiment_goes_on_where_it_was(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "results.md")
 
 
+def test_groups_that_share_file_device_and_size_are_problems_of_their_own(tmp_path):
+    """The second of a name was told by its model, the third took the place of the second."""
+    columns = {"table", "status", "tp", "dp", "mbs", "grad_accum", "step_time_s", *CELLS}
+    layouts = list(product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4), ("0", "1"), ("none", "full")))
+    with (tmp_path / "made.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, sorted(columns))
+        writer.writeheader()
+        for batch, model in ((256, "GPT"), (512, "GPT"), (1024, "GPT"), (256, "other")):
+            for tensor, stages, size, zero, recompute in layouts:
+                writer.writerow({
+                    **CELLS, "n_devices": 64, "tp": tensor, "pp": stages, "mbs": size,
+                    "dp": 64 // (tensor * stages), "gbs": batch, "zero": zero, "status": "ok",
+                    "recompute": recompute, "step_time_s": 1.0, "model": model, "grad_accum": "",
+                })  # fmt: skip
+    (tmp_path / "device_peaks.csv").write_text(
+        "device,peak_bf16_fp16_dense_tflops,peak_fp8_dense_tflops,memory_gb,"
+        "intra_node_gb_s_per_dev_one_way,inter_node_gb_s_per_dev_one_way\nA100,312,,80,300,25\n"
+    )
+    found = published_problems(tmp_path)
+    assert list(found) == [
+        "made-A100-x64", "made-A100-x64-GPT", "made-A100-x64-GPT-seq2048", "made-A100-x64-other",
+    ]  # fmt: skip
+    batches = [one.rows[0].facts.training.global_batch_size for one in found.values()]
+    assert batches == [256, 512, 1024, 256]
+    assert all(len(one.rows) >= 100 for one in found.values())
+
+
+def test_a_table_of_which_nothing_runs_is_refused(table):
+    failed = tuple(replace(row, status="fail", step_time_s=None) for row in table.rows)
+    with pytest.raises(ConfigError, match="of its 9 configs none runs that the rules let pass"):
+        answers(replace(table, rows=failed))
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--seeds", "0"), ("--first-seed", "-1"), ("--trials", "0"), ("--jobs", "0")]
+)
+def test_numbers_without_sense_are_refused(tmp_path, capsys, wrong):
+    assert main(["--out", str(tmp_path), "--problems", "dense_8_200", *wrong]) == 2
+    assert f"{wrong[0]} must be" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_wrong_use_is_named(tmp_path, capsys):
     out = ["--out", str(tmp_path)]
     assert main([*out, "--methods", "psychic"]) == 2
@@ -488,4 +532,6 @@ def test_wrong_use_is_named(tmp_path, capsys):
     assert "device_peaks.csv" in capsys.readouterr().err
     assert main([*out, "--recorded", str(tmp_path / "none.csv")]) == 2
     assert "none.csv" in capsys.readouterr().err
+    assert main([*out, "--recorded", str(tmp_path)]) == 2
+    assert "must be a readable text file" in capsys.readouterr().err
     assert "dense_16384_100000" in chosen_problems(None)

@@ -202,6 +202,31 @@ def test_a_table_of_other_knobs_is_refused(recorded, tmp_path):
         load_table(study, tmp_path / "none.csv")
 
 
+@pytest.mark.parametrize("cells", [3, 12, 24, 99])
+def test_a_row_of_another_length_is_none_and_its_line_is_named(recorded, tmp_path, cells):
+    _, recorder = recorded
+    header, first, second = recorder.table.read_text().splitlines()[:3]
+    short = ",".join(second.split(",")[:cells]) if cells < 99 else f"{second},more"
+    (tmp_path / "table.csv").write_text(f"{header}\n{first}\n{short}\n")
+    with pytest.raises(ConfigError, match="line 3 is no row: it has not as many cells"):
+        read_rows(tmp_path / "table.csv")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"leaders": -1}, "leaders must be 0 or more, but got -1"),
+     ({"repeats": -2}, "repeats must be 0 or more"),
+     ({"measure_steps": 0}, "measure_steps must be 1 or more"),
+     ({"most_other_work": 1.5}, "most_other_work must lie in"),
+     ({"most_other_work": math.nan}, "most_other_work must lie in")],
+)  # fmt: skip
+def test_numbers_without_sense_are_refused(recorded, tmp_path, wrong, said):
+    study, _ = recorded
+    with pytest.raises(ConfigError, match=said):
+        open_recorder(study, tmp_path / "out", **wrong)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_table_replays_its_rows_with_the_noise_of_its_repeats(recorded):
     study, recorder = recorded
     rows = read_rows(recorder.table)

@@ -13,6 +13,7 @@ from mindtune.controller.trials.launcher import launch
 from mindtune.controller.trials.outcome import judge
 from mindtune.controller.trials.study_runner import run_study
 from mindtune.controller.trials.study_setup import load_study
+from mindtune.experiments.cluster_simulator.__main__ import main
 from mindtune.experiments.cluster_simulator.problems import KINDS, problem
 from mindtune.experiments.cluster_simulator.study import study_content, write_study
 
@@ -93,6 +94,25 @@ def test_simulated_failures_are_typed_by_the_launcher(tmp_path, outcome):
         deadline_s=60,
     )  # fmt: skip
     assert judge(report, knobs=config).record.outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["survey", "dense_9_9"], "problems must be some of dense_8_200"),
+        (["survey", "--seeds", "0"], "--seeds must be 1 or more, but got 0"),
+        (["study", "dense_8_200", "--time-scale", "-1", "--out", "{}/new"], "time_scale"),
+        (["study", "dense_8_200", "--time-scale", "nan", "--out", "{}/new"], "time_scale"),
+        (["study", "dense_8_200", "--out", "{}/file"], "file"),
+    ],
+)
+def test_wrong_use_is_named_and_writes_nothing(tmp_path, capsys, command, said):
+    (tmp_path / "file").write_text("")
+    assert main([part.format(tmp_path) for part in command]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("error: ")
+    assert said in told.err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_the_program_refuses_to_run_outside_of_a_trial(tmp_path):
