@@ -58,7 +58,7 @@ def test_the_stories_run_as_they_are_told(tmp_path):
         assert done.returncode == (1 if " gate " in command else 0), (command, done.stderr[-2000:])
         said[command] = done.stdout
     watched, replayed = (said[c] for c in list(said)[1:3])
-    assert re.search(r"step 100, loss .*\nended: ok", watched)
+    assert re.search(r"step 100 of 100 \(100%\), loss .*\nended: ok", watched)
     assert "verdict: healthy" in replayed
     assert "default-src 'none'" in (tmp_path / "night.html").read_text(encoding="utf-8")
     assert "non_finite_grad" in said["mindtune replay drill"]
