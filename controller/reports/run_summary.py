@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mindtune.controller.contract import FindingRecord
 from mindtune.controller.reports.fates import acted, fate_of, is_action
 from mindtune.controller.reports.language import Words
-from mindtune.controller.reports.page import Card, Tone, number
+from mindtune.controller.reports.page import Card, Tone, number, time_text
 from mindtune.controller.reports.recorded import retold
 from mindtune.controller.reports.run_records import RunRecords
 from mindtune.controller.units import format_duration, format_size
@@ -183,7 +183,7 @@ def _speed(run: RunRecords, words: Words) -> Card:
     value = "-"
     notes = []
     if times:
-        value = words("card.step_time", time=format_duration(statistics.median(times)))
+        value = words("card.step_time", time=time_text(statistics.median(times)))
     if rates:
         notes.append(words("card.rate", rate=f"{statistics.median(rates):,.0f}"))
     if utilization:

@@ -16,6 +16,7 @@ from mindtune.controller.reports.page import (
     Section,
     Table,
     number,
+    time_text,
 )
 from mindtune.controller.reports.recorded import retold
 from mindtune.controller.reports.spread_figures import Point, bars, scatter
@@ -122,7 +123,7 @@ def _gain(summary: StudySummary, words: Words) -> Card:
     step, base_step = _median(winner, _step_time), _median(base, _step_time)
     if step and base_step:
         notes.append(words(
-            "study.card.step", old=format_duration(base_step), new=format_duration(step)
+            "study.card.step", old=time_text(base_step), new=time_text(step)
         ))  # fmt: skip
         notes.append(words("study.card.day", hours=f"{_DAY_H * step / base_step:.1f}"))
     memory = _median(winner, lambda launch: launch.peak_memory_bytes)
@@ -232,7 +233,7 @@ def _trial_row(trial: TrialSummary, base: Config, words: Words) -> list[str]:
     return [
         str(trial.number), words.known("outcome", trial.outcome), number(trial.value), spread,
         number(first.mfu if first else None), number(first.stability if first else None),
-        "-" if step is None else format_duration(step),
+        "-" if step is None else time_text(step),
         "-" if memory is None else format_size(memory), str(len(trial.measurements)),
         describe(differences(trial.knobs, base)) or words("study.base_config"),
         retold(trial.message, words),

@@ -17,7 +17,7 @@ from mindtune.controller.contract import (
 from mindtune.controller.contract.fault_plan import PLANTED_FAULTS
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.records import DecisionWriter, RunFolder, SignalWriter
-from mindtune.controller.reports.page import number
+from mindtune.controller.reports.page import number, time_text
 from mindtune.controller.reports.write import write_report
 from mindtune.controller.trials.summary import Measurement, StudySummary, TrialSummary
 from mindtune.policies.signals import Observation
@@ -266,6 +266,11 @@ def test_wrong_folders_and_files_are_refused(tmp_path, run_folder):
         write_report(run_folder)
     with pytest.raises(ConfigError, match="language must be one of en, zh"):
         write_report(run_folder, language="fr")
+
+
+def test_step_times_are_told_finely_enough_to_be_compared():
+    times = [time_text(seconds) for seconds in (0.257, 0.9996, 1.52, 0.92, 61.0)]
+    assert times == ["257 ms", "1 s", "1.52 s", "920 ms", "1 min 01 s"]
 
 
 @pytest.mark.parametrize(
