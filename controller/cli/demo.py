@@ -31,7 +31,11 @@ def demo(
         ended = run_demo(out, trials=trials, on_event=progress)
     console = console_out()
     if ended.run_dir is None:
-        err().print("no config ended ok; see the trials' messages above")
+        err().print(
+            "no config ended ok; see the trials' messages above. Where other work on this machine "
+            "made them miss their deadlines, begin anew in another folder, with --out",
+            soft_wrap=True,
+        )
         return ended.exit_code
     console.print(comparison(ended.study.summary))
     for line in story(ended):

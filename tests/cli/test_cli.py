@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -21,6 +22,7 @@ from mindtune.controller.cli.commands import COMMANDS
 from mindtune.controller.cli.console import out as console_out
 from mindtune.controller.cli.progress import StudyProgress
 from mindtune.controller.contract import DoctorOutput, ExplainOutput, SpaceOutput, StudyFile, parse
+from mindtune.controller.demo import demo as demo_module
 from mindtune.controller.trials.progress import TrialEnded
 
 PROGRAM = """\
@@ -278,6 +280,13 @@ def test_a_search_in_which_nothing_ends_ok_says_so_and_exits_3(project, capsys):
     captured = capsys.readouterr()
     assert captured.err.endswith("no config ended ok; see the messages above\n")
     assert "best config" not in captured.out
+
+
+def test_a_demo_in_which_nothing_ends_ok_says_how_to_begin_anew(monkeypatch, capsys):
+    ended = SimpleNamespace(run_dir=None, exit_code=3)
+    monkeypatch.setattr(demo_module, "run_demo", lambda *_args, **_options: ended)
+    assert main(["demo"]) == 3
+    assert capsys.readouterr().err.endswith("begin anew in another folder, with --out\n")
 
 
 def test_names_that_are_no_text_are_shown_spelled_out(tmp_path, capsys):

@@ -8,6 +8,7 @@ import yaml
 from mindtune.controller.contract import StudyFile, parse, read_document
 from mindtune.controller.contract.gate_file import GateFile
 from mindtune.controller.live.settings import load_settings
+from mindtune.controller.trials.preflight import check_policies
 from mindtune.controller.trials.study_setup import study_facts
 from mindtune.search.constraints import check
 from mindtune.search.space import Space
@@ -33,7 +34,8 @@ def test_yaml_examples_are_valid(name, tmp_path):
         if "rules" in content:
             assert read_document(GateFile, path).rules
         elif content.keys() & {"space", "overrides"}:
-            sample = yaml.safe_load(STUDY_SAMPLE.read_text(encoding="utf-8"))
+            whole = "study" in content
+            sample = {} if whole else yaml.safe_load(STUDY_SAMPLE.read_text(encoding="utf-8"))
             study = parse(StudyFile, {**sample, **content}, source=name)
             report = check(Space.from_spec(study.space, study_facts(study, None)))
             assert report.feasible
@@ -45,7 +47,11 @@ def test_yaml_examples_are_valid(name, tmp_path):
             content.pop("callbacks", None)
             load_settings(content, {})
     assert keys == {"callbacks", "mindtune", "rewind", "alerts", "faults", "rules", "schema",
-                    "space", "constraints", "overrides", "trial", "cluster"}  # fmt: skip
+                    "space", "constraints", "overrides", "trial", "cluster", "study", "training"}  # fmt: skip
+
+
+def test_the_sample_of_a_study_names_settings_that_exist():
+    check_policies(read_document(StudyFile, STUDY_SAMPLE).policies)
 
 
 def test_both_languages_show_the_same_examples():
