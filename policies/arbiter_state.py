@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mindtune.policies.decisions import KNOBS, SetBatchSize, SetMicroBatch
 from mindtune.policies.policy import KnobFeedback
 from mindtune.policies.records import ActionRecord
 from mindtune.policies.state import ADDED
+from mindtune.policies.state_class import state_class
 
 __all__ = ["ArbiterState", "KnobState", "Pending"]
 
 _COUNTS = frozenset({SetBatchSize.knob, SetMicroBatch.knob})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@state_class(frozen=True, kw_only=True, slots=True)
 class Pending:
     """A granted set-point whose effect or outcome is still awaited."""
 
@@ -50,7 +51,7 @@ class Pending:
         return None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@state_class(frozen=True, kw_only=True, slots=True)
 class KnobState:
     """One knob's history, as far as it matters for the next request."""
 
@@ -69,7 +70,7 @@ class KnobState:
     """How often in a row it was found ineffective."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@state_class(frozen=True, kw_only=True, slots=True)
 class ArbiterState:
     """State of the second stage."""
 

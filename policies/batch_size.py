@@ -30,6 +30,7 @@ from mindtune.policies.limits import KnobLimits
 from mindtune.policies.policy import Feedback
 from mindtune.policies.settings import PolicySettings, bounded, build
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 
 __all__ = ["BatchSizeLimits", "BatchSizePolicy", "BatchSizeState", "BatchSizeThresholds"]
 
@@ -69,7 +70,7 @@ class BatchSizeThresholds:
     """Steps for which a move that was taken back is not tried again."""
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class BatchSizeState:
     """What has been tried."""
 

@@ -38,6 +38,7 @@ from mindtune.policies.limits import KnobLimits
 from mindtune.policies.policy import Feedback, KnobFeedback
 from mindtune.policies.settings import PolicySettings, bounded, build
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 
 __all__ = ["ClippingLimits", "ClippingPolicy", "ClippingState", "ClippingThresholds"]
 
@@ -77,7 +78,7 @@ class ClippingThresholds:
     flags are counted."""
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class ClippingState:
     """Whether a burst is being clipped."""
 

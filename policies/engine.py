@@ -29,6 +29,7 @@ from mindtune.policies.records import ActionRecord
 from mindtune.policies.settings import Mode, PolicySettings, build
 from mindtune.policies.signals import Observation, comparable
 from mindtune.policies.state import STATE_SCHEMA, from_json, to_json
+from mindtune.policies.state_class import state_class
 from mindtune.policies.table import POLICIES
 
 __all__ = ["Engine", "EngineState", "Restored", "StepResult", "build_engine"]
@@ -40,7 +41,7 @@ _USERS_AS_WELL = frozenset({SetClipNorm.knob, SetSkipThreshold.knob})
 _Part = TypeVar("_Part")
 
 
-@dataclass(frozen=True, kw_only=True)
+@state_class(frozen=True, kw_only=True)
 class EngineState:
     """Everything that the engine remembers; JSON through `to_json` and `Engine.from_json`."""
 
@@ -76,7 +77,7 @@ class Restored:
     """Why parts of the stored state were not taken over; None if all were."""
 
 
-@dataclass(frozen=True)
+@state_class(frozen=True)
 class StepResult:
     """What one step leads to."""
 

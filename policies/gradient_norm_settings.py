@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindtune.policies.settings import bounded
+from mindtune.policies.state_class import state_class
 
 __all__ = ["GradientNormLimits", "GradientNormState", "GradientNormThresholds"]
 
@@ -50,7 +51,7 @@ class GradientNormThresholds:
     """Non-finite values in a row that end the run (MindFormers' skip gate: 10)."""
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class GradientNormState:
     """What has been done, and how the run has been since."""
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 
 __all__ = ["COLD_STEPS", "QUIET_STEPS", "HealthState", "judge_health"]
 
@@ -41,7 +41,7 @@ _TROUBLE = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class HealthState:
     """How long the run has been well."""
 

@@ -54,6 +54,7 @@ from mindtune.policies.policy import Feedback
 from mindtune.policies.settings import PolicySettings, bounded, build
 from mindtune.policies.signals import Observation
 from mindtune.policies.state import ADDED
+from mindtune.policies.state_class import state_class
 
 __all__ = ["LossScaleLimits", "LossScalePolicy", "LossScaleState", "LossScaleThresholds"]
 
@@ -99,7 +100,7 @@ class LossScaleThresholds:
     nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class LossScaleState:
     """Overflows so far, as far as they matter for the next one."""
 

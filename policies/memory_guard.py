@@ -37,6 +37,7 @@ from mindtune.policies.limits import KnobLimits
 from mindtune.policies.policy import Feedback
 from mindtune.policies.settings import PolicySettings, bounded, build
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 
 __all__ = ["MemoryGuardLimits", "MemoryGuardPolicy", "MemoryGuardState", "MemoryGuardThresholds"]
 
@@ -74,7 +75,7 @@ class MemoryGuardThresholds:
     """Steps for which a move that freed nothing is not tried again: one window of the budget."""
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class MemoryGuardState:
     """How long memory has been short."""
 

@@ -11,6 +11,7 @@ from mindtune.policies.facts import RunFacts
 from mindtune.policies.findings import Finding
 from mindtune.policies.limits import KnobLimits
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 from mindtune.policies.windows import MAD_TO_SIGMA, Window
 
 __all__ = ["Baseline", "Feedback", "KnobFeedback", "Policy", "Verdict"]
@@ -48,7 +49,7 @@ _RELATIVE_FLOOR = 0.05
 _ABSOLUTE_FLOOR = 1e-12
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class Baseline:
     """What is usual for a signal: the detectors' robust statistics, this step included."""
 
@@ -75,7 +76,7 @@ class Baseline:
         return max(MAD_TO_SIGMA * self.window.mad(median), floor)
 
 
-@dataclass(frozen=True, kw_only=True)
+@state_class(frozen=True, kw_only=True)
 class Feedback:
     """What a policy is told besides the signals: about its actions, the run and its baselines."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindtune.policies.settings import bounded
+from mindtune.policies.state_class import state_class
 
 __all__ = ["LONG", "RewindLimits", "RewindState", "RewindThresholds"]
 
@@ -44,7 +45,7 @@ class RewindThresholds:
     its floor by then (6 cuts, 8 steps apart)."""
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class RewindState:
     """What is being waited for, and what was done."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from mindtune.policies.settings import bounded
 from mindtune.policies.state import ADDED
+from mindtune.policies.state_class import state_class
 
 __all__ = ["SkipUpdateLimits", "SkipUpdateState", "SkipUpdateThresholds"]
 
@@ -52,7 +53,7 @@ class SkipUpdateThresholds:
     within 128."""
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class SkipUpdateState:
     """Where the guard stands."""
 

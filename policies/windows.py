@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+
+from mindtune.policies.state_class import state_class
 
 __all__ = ["MAD_TO_SIGMA", "Window", "median", "push"]
 
@@ -28,7 +29,7 @@ def push(values: tuple[float, ...], value: float, size: int) -> tuple[float, ...
     return (*values[len(values) - size + 1 :], value)
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class Window:
     """The newest finite samples of one signal, in time order and in size order.
 

@@ -6,7 +6,7 @@ given per step, for as long as the fault is visible; `incidents.merge` joins the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mindtune.policies.detectors.clipping import ClippingState, judge_clipping
 from mindtune.policies.detectors.cold_start import ColdStartState, judge_cold_start
@@ -33,13 +33,14 @@ from mindtune.policies.facts import GradNormPriorLike
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation, comparable
 from mindtune.policies.state import ADDED
+from mindtune.policies.state_class import state_class
 
 __all__ = ["DetectorState", "DetectorThresholds", "update"]
 
 _DEFAULT = DetectorThresholds()
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class DetectorState:
     """State of all detectors."""
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 
 __all__ = ["ClippingState", "judge_clipping"]
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class ClippingState:
     """Which of the newest steps were clipped."""
 

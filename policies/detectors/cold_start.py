@@ -50,13 +50,14 @@ Only finite losses come here. After `cold_end` losses the state no longer change
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 from mindtune.policies.windows import MAD_TO_SIGMA, median, push
 
 __all__ = ["ColdStartState", "judge_cold_start"]
@@ -81,7 +82,7 @@ _ELEVATED, _LARGEST_SHARE = 1.02, 0.5
 _EXCESS = 3.0
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class ColdStartState:
     """What the first losses and norms were like."""
 

@@ -25,13 +25,13 @@ called a new one.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from mindtune.policies.detectors.spike import Judgement, SpikeState
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 from mindtune.policies.windows import Window, median, push
 
 __all__ = ["CourseState", "judge_course"]
@@ -53,7 +53,7 @@ _FORGET = 0.996  # once in 4 steps
 _RISE_ERROR = 0.546 / 0.954
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class CourseState:
     """The newest norms, and how far they have wandered."""
 

@@ -14,13 +14,13 @@ more than it scatters. With a loss that moves, zero only means that the norm is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 from mindtune.policies.detectors.spike import Judgement
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 from mindtune.policies.windows import median, push
 
 __all__ = ["GradientState", "judge_gradient"]
@@ -33,7 +33,7 @@ _HALF = 8
 _MOVES = 1.5
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class GradientState:
     """Reference of the norm, and what the loss did since it vanished."""
 

@@ -11,12 +11,12 @@ scatter around zero) needs 4 records that say how it scatters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 from mindtune.policies.windows import push
 
 __all__ = ["LeapState", "judge_leap"]
@@ -29,7 +29,7 @@ _KNOWN = 4
 _CONFIRM = 2
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class LeapState:
     """The newest records, and the leap that waits for a second one."""
 

@@ -15,13 +15,14 @@ as critical within `memory_soon`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
 from mindtune.policies.state import ADDED
+from mindtune.policies.state_class import state_class
 from mindtune.policies.windows import median, push
 
 __all__ = ["GrowthState", "MemoryState", "judge_memory"]
@@ -35,7 +36,7 @@ _START, _PROVEN = 16, 64
 _RISE = 0.002
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class GrowthState:
     """Peaks of blocks of one length."""
 
@@ -64,7 +65,7 @@ class GrowthState:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class MemoryState:
     """Growth on two time scales."""
 

@@ -8,10 +8,9 @@ a device computes with, and would overflow in the statistics: it counts as infin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 
 __all__ = ["LARGEST", "NonFiniteState", "judge_non_finite", "overflowed_by_scale"]
 
@@ -22,7 +21,7 @@ LARGEST = 1e150
 _CRITICAL_AFTER = 2
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class NonFiniteState:
     """Non-finite values so far."""
 

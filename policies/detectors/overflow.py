@@ -18,12 +18,13 @@ away from there in between nor has `_CALM` clean steps in a row.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
 from mindtune.policies.state import ADDED
+from mindtune.policies.state_class import state_class
 
 __all__ = ["OverflowState", "judge_overflow"]
 
@@ -39,7 +40,7 @@ _NEAR_FLOOR, _AWAY = 4.0, 16.0
 _BOUNCES, _CALM = 10, 128
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class OverflowState:
     """Overflows so far, in the terms of the rules above."""
 

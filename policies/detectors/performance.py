@@ -18,12 +18,13 @@ shift is a warning, unless the batch has changed: then times start anew.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mindtune.policies.detectors.spike import Judgement, SpikeState, judge_sample
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Evidence, Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 from mindtune.policies.windows import Window, push
 
 __all__ = ["PerformanceState", "judge_performance"]
@@ -33,7 +34,7 @@ _MANY = 8
 _MOST = 0.75
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class PerformanceState:
     """Newest times and utilizations."""
 

@@ -11,11 +11,11 @@ spike. Long periods may jitter by a step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 from mindtune.policies.windows import median
 
 __all__ = ["PeriodicState", "judge_period"]
@@ -27,7 +27,7 @@ _UNKNOWN = 200
 _JITTER = 32
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class PeriodicState:
     """Steps in which spikes of one signal began."""
 

@@ -32,7 +32,7 @@ may hide a fall. Most runs end in one; it is a note, given once until the loss c
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import combinations, pairwise
 from statistics import fmean
 
@@ -40,6 +40,7 @@ from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
 from mindtune.policies.state import ADDED
+from mindtune.policies.state_class import state_class
 from mindtune.policies.windows import median, push
 
 __all__ = ["ProgressState", "judge_progress"]
@@ -69,7 +70,7 @@ _DISTANCE_TO_SIGMA = 1.0 / 0.954
 _MEDIAN_ERROR = 1.2533 * 2**0.5
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class ProgressState:
     """Medians of blocks of losses."""
 

@@ -17,12 +17,12 @@ robust deviation off, down to half of a spike's score. Of five seeds of the refe
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from mindtune.policies.detectors.spike import Judgement
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 
 __all__ = ["RATE_JUMP", "RateJumpState", "judge_rate_jump"]
 
@@ -34,7 +34,7 @@ _LEAST = 0.5
 """Share of a spike's score below which a rise of the loss is none."""
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class RateJumpState:
     """The highest rate so far, and the jump that the loss may answer."""
 

@@ -10,13 +10,14 @@ faults, judged elsewhere.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from mindtune.policies.detectors.non_finite import LARGEST
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 
 __all__ = ["ReadingState", "judge_readings"]
 
@@ -24,7 +25,7 @@ _ONE = 1.0 + 1e-6
 _SATURATED = 0.95
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class ReadingState:
     """What was reported, and how long the utilization has stood still."""
 

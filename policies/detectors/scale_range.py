@@ -11,16 +11,16 @@ has fallen below what it prints; a negative one means that there is none.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 
 __all__ = ["ScaleRangeState", "judge_scale_range"]
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class ScaleRangeState:
     """What was reported."""
 

@@ -31,10 +31,11 @@ Only finite samples come here: non-finite ones are a class of their own.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from mindtune.policies.detectors.thresholds import DetectorThresholds
+from mindtune.policies.state_class import state_class
 from mindtune.policies.windows import MAD_TO_SIGMA, Window, median, push
 
 __all__ = ["Judgement", "SpikeState", "judge_sample"]
@@ -57,7 +58,7 @@ _FITS = 0.5
 _REMEMBERED = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class SpikeState:
     """Baseline and flags of one signal."""
 

@@ -9,11 +9,10 @@ median.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 from mindtune.policies.windows import median
 
 __all__ = ["StragglerState", "judge_straggler"]
@@ -22,7 +21,7 @@ _SAME = 0.75
 _MOST_RANKS = 1 << 31
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class StragglerState:
     """The newest reports, oldest first."""
 

@@ -23,7 +23,7 @@ Only finite losses come here.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 from mindtune.policies.detectors.spike import Judgement
@@ -31,6 +31,7 @@ from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
 from mindtune.policies.state import ADDED
+from mindtune.policies.state_class import state_class
 from mindtune.policies.windows import median, push
 
 __all__ = ["TrendState", "judge_trend"]
@@ -53,7 +54,7 @@ _DECIMALS = 2
 _COARSE = 2
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class TrendState:
     """Newest losses."""
 

@@ -18,11 +18,11 @@ one that is summed over samples follows the batch, so that with another batch th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from mindtune.policies.detectors.spike import Judgement
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 from mindtune.policies.windows import median, push
 
 __all__ = ["UNTRAINED", "UntrainedState", "judge_untrained"]
@@ -37,7 +37,7 @@ _SCALE = 0.5
 _LONG = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class UntrainedState:
     """What the loss was like before anything was learnt, and how long it has been so again."""
 

@@ -10,11 +10,10 @@ that is 0 now and then belongs to another kind of training (advantages, triplets
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mindtune.policies.detectors.thresholds import DetectorThresholds
 from mindtune.policies.findings import Finding, FindingKind, Severity
 from mindtune.policies.signals import Observation
+from mindtune.policies.state_class import state_class
 from mindtune.policies.windows import median, push
 
 __all__ = ["ZeroLossState", "judge_zero_loss"]
@@ -25,7 +24,7 @@ _LEVEL = 0.05
 _RESTS = -1
 
 
-@dataclass(frozen=True, slots=True)
+@state_class(frozen=True, slots=True)
 class ZeroLossState:
     """Losses before a row of zeros, and the row."""
 

@@ -273,3 +273,25 @@ def test_a_guard_that_nobody_moves_any_more_is_not_set_again() -> None:
     assert build_engine({}, mode="observe").restorable(stored, knobs) == {
         "learning_rate_scale": 0.25
     }
+
+
+def test_a_step_leaves_the_state_that_it_was_given_as_it_was() -> None:
+    """States are not frozen at run time, but nobody changes them all the same."""
+    engine, g = build_engine({}, mode="act"), random.Random(0)
+    state = engine.init(FACTS)
+    for step in range(1, 400):
+        hit = g.random() < 0.1
+        observation = Observation(
+            step=step, loss=math.nan if hit else g.lognormvariate(0, 0.5), overflow=float(hit),
+            grad_norm=g.lognormvariate(0, 1), loss_scale=2.0 ** g.randrange(20),
+            learning_rate=g.random(), learning_rate_scale=1.0, clip_norm=1.0,
+            global_batch_size=4 + 4 * (step > 300), micro_batch_size=2,
+            step_time_s=g.lognormvariate(0, 1),
+            data_time_s=g.random(), device_utilization=g.random(), update_skipped=float(hit),
+            device_memory_used_bytes=step, device_memory_total_bytes=400, straggler_rank=1,
+            straggler_ratio=1 + g.random(), skip_threshold=math.inf,
+        )  # fmt: skip
+        before = json.dumps(state.to_json())
+        following = engine.step(observation, state).state
+        assert json.dumps(state.to_json()) == before
+        state = following
