@@ -112,7 +112,10 @@ def _widths(table: Table) -> list[int | None]:
         max((len(row[index]) for row in table.rows), default=0)
         for index in range(len(table.columns))
     ]
-    return [None if length <= 2 * _LONG else min(3, 1 + length // 60) for length in longest]
+    return [
+        None if column.number or length <= 2 * _LONG else min(3, 1 + length // 60)
+        for column, length in zip(table.columns, longest, strict=True)
+    ]
 
 
 def _text(text: str) -> str:
