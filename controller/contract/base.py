@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -14,6 +15,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
+    ValidationInfo,
     field_validator,
 )
 from pydantic_core import ErrorDetails
@@ -28,6 +30,8 @@ _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "infinity": 
 
 
 def _read_number(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number, but got {value}")  # noqa: TRY004 - pydantic takes it
     if isinstance(value, str):
         return _NON_FINITE.get(value.strip().lower(), value)
     return value
@@ -65,6 +69,16 @@ PositiveCount = Annotated[int, Field(ge=1, le=_LARGEST_COUNT)]
 """The same where there is at least one."""
 
 
+def _alternatives(annotation: Any) -> set[Any]:
+    """Return the types that a value may have, without what they hold."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _alternatives(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        return {kind for part in get_args(annotation) for kind in _alternatives(part)}
+    return {annotation}
+
+
 class ContractModel(BaseModel):
     """A part of a document. Unknown keys are errors, values are immutable."""
 
@@ -84,6 +98,16 @@ class ContractModel(BaseModel):
         """Spell halves of characters out, which JSON can name and no file can hold."""
         if isinstance(value, str) and not value.isascii():
             return value.encode("utf-8", "backslashreplace").decode("utf-8")
+        return value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_as_number(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse YAML's yes, no, on and off, which pydantic takes as 1 and 0."""
+        if isinstance(value, bool) and info.field_name is not None:
+            kinds = _alternatives(cls.model_fields[info.field_name].annotation)
+            if kinds & {int, float} and bool not in kinds:
+                raise ValueError(f"must be a number, but got {value}")
         return value
 
     SHOWS_VALUES: ClassVar[bool] = True

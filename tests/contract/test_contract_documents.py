@@ -9,6 +9,7 @@ import yaml
 
 from mindtune.controller.contract import (
     CompareOutput,
+    GateFile,
     StudyFile,
     TrialResult,
     parse,
@@ -20,6 +21,7 @@ from mindtune.controller.contract import (
     write_yaml,
 )
 from mindtune.controller.contract.base import ContractModel
+from mindtune.controller.contract.goals_file import GoalsFile
 from mindtune.controller.contract.schemas import DOCUMENTS, FOLDER, schema_of
 from mindtune.controller.errors import ConfigError
 
@@ -187,6 +189,15 @@ def test_bare_non_finite_numbers_are_read_and_written_as_text(tmp_path):
     result = read_document(TrialResult, path)
     write_json(path, result)
     assert json.loads(path.read_text())["loss"] == ["nan", "inf", "-inf", "nan", 1.0]
+
+
+@pytest.mark.parametrize("key", ["max", "last_steps"])
+def test_a_truth_value_is_no_number(key):
+    rule = {"name": "fast", "signal": "loss", "statistic": "last", "max": 1, key: True}
+    with pytest.raises(ConfigError, match=rf"rules\.0\.{key} must be a number, but got True"):
+        parse(GateFile, {"rules": [rule]}, source="gate.yaml")
+    with pytest.raises(ConfigError, match=r"goals\.mfu must be a number, but got True"):
+        parse(GoalsFile, {"goals": {"mfu": True}}, source="goals.yaml")
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

@@ -58,6 +58,15 @@ def test_standard_input_is_a_log(monkeypatch):
     assert [o.loss for o in open_log(Path("-"))] == [2.9, 2.8, 2.7, 2.6]
 
 
+def test_standard_input_that_is_closed_or_no_log_is_refused_by_its_name(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ConfigError, match="standard input must be a log, but it is closed"):
+        open_log(Path("-"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"no log\n")))
+    with pytest.raises(ConfigError, match="^standard input must be a training log"):
+        open_log(Path("-"))
+
+
 def test_what_a_shell_substitutes_is_a_log(tmp_path):
     path = tmp_path / "log"
     path.write_text("".join(LINES))

@@ -61,14 +61,15 @@ _TUPLE = re.compile(
     re.IGNORECASE,
 )
 _OF_EPOCH = re.compile(
-    rf"(?:\((?:train|val|test)\)|\bEpoch:?(?= ?\[\d+\]\[)) *(?:\[({INTEGER})\])?"
-    rf"\[ *({INTEGER})/({INTEGER})\]"
+    r"(?:\((?:train|val|test)\)|\bEpoch:?(?= ?\[\d+\] {0,2}\[)|\bTrain:(?= \[\d+/\d+\]\[)) *"
+    rf"(?:\[({INTEGER})(?:/\d+)?\] {{0,2}})?\[ *({INTEGER})/({INTEGER})\]"
     rf"|\b(?:Epoch|Train): ({INTEGER}) \[ *({INTEGER})/({INTEGER}) +\( *\d+%\)\]",
     re.IGNORECASE,
 )
 """mmengine and mmcv: `Epoch(train) [1][240/735] lr: ... time: 2.9 data_time: 0.004 loss: 2.5`,
 where `time` is that of a step; examples of PyTorch: `Epoch: [0][ 10/5005]`, `Train Epoch: 1
-[640/60000 (1%)]`; timm: `Train: 0 [  50/1251 (  4%)]`."""
+[640/60000 (1%)]`; torchvision, DETR and MAE: `Epoch: [0]  [  20/1251]  eta: 0:10:00`; Swin:
+`Train: [3/300][10/1251]`; timm: `Train: 0 [  50/1251 (  4%)]`."""
 _EPOCH_STEP = re.compile(rf"\bepoch ({INTEGER}) (?:step|iter|batch)", re.IGNORECASE)
 """Bare words, where another word does not make it a sentence."""
 _RUN_IN = re.compile(
@@ -76,7 +77,7 @@ _RUN_IN = re.compile(
 )
 """A step named right behind a letter or digit (`lostep: 6`), where another line may begin."""
 _COUNTED = ("tep", "ter", "poch")
-_ENGINES = ("][", "train)", "val)", "test)", "%)]")
+_ENGINES = ("][", "]  [", "train)", "val)", "test)", "%)]")
 _PLAIN = frozenset({"", "info", "train", "training", "step", "debug", "the"})
 _EVALUATES = re.compile(
     r"(?<![\w/.-])(?:val|valid(?:at\w+)?|eval(?:uat\w+)?|test(?:ing)?)(?![\w/.-])", re.IGNORECASE

@@ -83,9 +83,15 @@ def spool(path: Path) -> tempfile._TemporaryFileWrapper[bytes]:
     """Return a file with all that comes out of a stream; it is gone when the object is.
 
     A log is read twice, first to find its format.
+
+    Raises:
+        ConfigError: if it is standard input, and closed.
     """
     kept = tempfile.NamedTemporaryFile(prefix="mindtune-log-")  # noqa: SIM115 - the caller keeps it
     if path == STANDARD_INPUT:
+        if sys.stdin is None:
+            kept.close()
+            raise ConfigError("standard input must be a log, but it is closed; name a file.")
         shutil.copyfileobj(sys.stdin.buffer, kept)
     else:
         with path.open("rb") as stream:

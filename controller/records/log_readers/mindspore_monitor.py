@@ -1,13 +1,15 @@
 """Lines of MindSpore's own `LossMonitor` and `TimeMonitor`.
 
 `epoch: 1 step: 5, loss is 2.3`, where steps count anew in each epoch, and `Train epoch time: 24.6
-ms, per step time: 12.3 ms`: the mean step time of an epoch, which is given to its last step. In a
+ms, per step time: 12.3 ms`: the mean step time of an epoch, which is given to its last step. Of a
+loss that is not finite there is no line: the training ends with an error that names the step. In a
 log that has lines of epochs alone, each is one record, counted by line. The first step of a run,
 and so the first epoch's mean, holds the compilation.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -30,6 +32,10 @@ _LOSS = re.compile(
     rf"(?:Tensor\([^)]*value= *\[?)?({NUMBER})(?=[,;)\]]|\s*$)",
     re.IGNORECASE,
 )
+_NOT_FINITE = re.compile(
+    rf"\bepoch: ({INTEGER}) step: ({INTEGER})(?:, loss is NAN or INF,|\. Invalid loss,)"
+)
+"""The error of MindSpore 2, and of 1."""
 _TIME = re.compile(
     rf"\bper step time: *({NUMBER}) *ms\b(?:, *(?:avg|mean) loss: *({VALUE}))?", re.IGNORECASE
 )
@@ -49,6 +55,10 @@ class _Reader:
         if found is not None:
             # Where another rank wrote into the line, the rest of its number may end it.
             return None if line.count(_EPOCH) > 1 else [self._loss(found)]
+        ended = _NOT_FINITE.search(line) if "terminating training" in line else None
+        if ended is not None:
+            step = self._counter.count(int(ended[1]), int(ended[2]))
+            return [Record(Observation(step=step, loss=math.nan))]
         timed = _TIME.search(line) if any(word in line for word in _TIMES) else None
         if timed is None:
             return None

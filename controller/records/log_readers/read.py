@@ -153,7 +153,7 @@ def _file(path: Path) -> Path:
 
 
 def _open_one(path: Path, chosen: LogFormat | None, names: Names | None) -> LogStream:
-    kept = None
+    kept, given = None, path
     if is_stream(path):
         kept = spool(path)
         path = Path(kept.name)
@@ -161,7 +161,7 @@ def _open_one(path: Path, chosen: LogFormat | None, names: Names | None) -> LogS
         return LogStream(path, chosen, names=names, kept=kept)
     found = detect(path, names)
     if found is None:
-        raise _unknown(path, names)
+        raise _unknown(given, names)
     return LogStream(path, found.format, detection=found, names=names, kept=kept)
 
 
@@ -217,8 +217,9 @@ def _not_read(other: Sequence[Path], files: int, best: str) -> tuple[str, ...]:
 
 def _unknown(path: Path, names: Names | None) -> ConfigError:
     mapped = "" if names is None else " Of these, those with fixed names take no --map."
+    name = "standard input" if path == STANDARD_INPUT else path
     return ConfigError(
-        f"{path} must be a training log of a known format, but no reader understands a "
+        f"{name} must be a training log of a known format, but no reader understands a "
         f"line of it; known are:\n{listing()}\nGive --format if one of them should fit, name its "
         f"values by --map, or write them to a CSV with a header such as step,loss,grad_norm."
         f"{mapped}"

@@ -150,6 +150,7 @@ class StepCounter:
         self._last = 0
         self._counted = 0
         self._counts_on = False
+        self._first_epoch = 1
 
     def count(self, epoch: int | None, step: int, steps_per_epoch: int | None = None) -> int:
         """Return the step since the start of the log's first epoch.
@@ -162,11 +163,12 @@ class StepCounter:
         """
         if epoch is None:
             return step
+        self._first_epoch = min(self._first_epoch, epoch)
         if self._epoch is not None and epoch != self._epoch:
             self._counts_on = epoch > self._epoch and step > self._last
         if steps_per_epoch and step <= steps_per_epoch and not self._counts_on:
             self._epoch, self._last = epoch, step
-            return max(0, epoch - 1) * steps_per_epoch + step
+            return (epoch - self._first_epoch) * steps_per_epoch + step
         if self._epoch is not None and epoch < self._epoch:
             self._offset, self._counted = 0, 0  # another run, appended
         elif self._epoch is not None and epoch > self._epoch and step <= self._last:

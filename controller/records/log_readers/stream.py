@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mindtune.controller.records.log_readers import fields
 from mindtune.controller.records.log_readers.detect import Detection
+from mindtune.controller.records.log_readers.endings import ended_by
 from mindtune.controller.records.log_readers.fields import Names
 from mindtune.controller.records.log_readers.lines import read_lines, timestamp
 from mindtune.controller.records.log_readers.merge import TimedRecord, merge_records
@@ -86,6 +87,7 @@ class LogStream:
         reader = self.format.reader(self._names)
         by_line = self.format.by_line
         writer: int | None = None
+        last: int | None = None
         for index, path in enumerate(self.paths):
             if index and self.format.begins_anew:
                 reader = self.format.reader(self._names)
@@ -96,7 +98,10 @@ class LogStream:
                 is_open = by_line and not line.endswith("\n")
                 records = reader.feed(text + CUT if is_open else text)
                 if records is None:
-                    if by_line and "oss" in text and _SPEAKS.search(text, 0, _LOOKED_AT):
+                    ending = None if last is None or not by_line else ended_by(text, last)
+                    if ending is not None:
+                        yield TimedRecord(ending, None, writer)
+                    elif by_line and "oss" in text and _SPEAKS.search(text, 0, _LOOKED_AT):
                         self._miss(text)
                     continue
                 self._open_end = is_open
@@ -104,6 +109,7 @@ class LogStream:
                     self.records += 1 if by_line else len(records)
                 if records:
                     written_s = timestamp(stamp) if by_line else None
+                    last = records[-1].observation.step
                     for record in records:
                         yield TimedRecord(record, written_s, writer)
             if self.format.begins_anew or path is self.paths[-1]:
