@@ -25,7 +25,7 @@ from mindtune.search.errors import SearchError
 from mindtune.search.student import student_quantile
 
 __all__ = ["ConvergenceBand", "ConvergenceVerdict", "LossCurve", "baseline_band", "judge",
-           "never_finite"]  # fmt: skip
+           "mean_loss", "never_finite"]  # fmt: skip
 
 WINDOW = 0.2
 """Last share of the common samples that is compared."""
@@ -34,8 +34,23 @@ _ROUNDING = 1e-3
 orders of summation do not: bfloat16 rounds each value by up to 0.4 %."""
 _FEWEST_SEEDS, _MANY_SEEDS = 2, 3
 """Two seeds leave one degree of freedom: an edge at 6.3 standard errors (three: at 2.9)."""
+_LARGEST = 1e150
+"""Magnitude from which a loss is not taken for a number, as the detectors have it: no device
+computes with such, and it would overflow in sums."""
 _MIN_SHARE = 0.5
 """Share of the baseline's samples that a run must have recorded losses of to be judged."""
+
+
+def mean_loss(losses: Sequence[float]) -> float:
+    """Return the mean of losses; NaN of none, and where it is too large to be reckoned with.
+
+    It is NaN or infinite where a loss is.
+    """
+    try:
+        mean = statistics.fmean(losses) if losses else math.nan
+    except (ValueError, OverflowError):  # infinities of both signs, or no float is so large
+        return math.nan
+    return math.nan if _LARGEST <= abs(mean) < math.inf else mean
 
 
 @dataclass(frozen=True)
@@ -70,10 +85,7 @@ class LossCurve:
             for seen, loss in zip(self.samples, self.losses, strict=True)
             if low < seen <= high
         ]
-        try:
-            return statistics.fmean(inside) if inside else math.nan
-        except (ValueError, OverflowError):  # infinities of both signs, or no float is so large
-            return math.nan
+        return mean_loss(inside)
 
 
 @dataclass(frozen=True)

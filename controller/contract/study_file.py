@@ -155,14 +155,13 @@ class ClusterSection(ContractModel):
     @field_validator("peak_flops", mode="before")
     @classmethod
     def _read_peak(cls, value: object) -> object:
-        if isinstance(value, str) and value != "measure":
+        if isinstance(value, (str, int, float)) and value != "measure":
             try:
-                value = float(value)  # YAML reads 313e12 as text
-            except ValueError:
-                value = math.nan
-        if isinstance(value, bool) or (
-            isinstance(value, (int, float)) and not (math.isfinite(value) and value > 0)
-        ):
+                number = float(value)  # YAML reads 313e12 as text
+            except (ValueError, OverflowError):  # no number, or a whole one beyond all floats
+                number = math.nan
+            if not isinstance(value, bool) and math.isfinite(number) and number > 0:
+                return number
             raise ValueError("must be a positive number of FLOP/s such as 313e12, or `measure`")
         return value
 

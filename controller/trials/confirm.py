@@ -203,7 +203,10 @@ def exclusion(
         # The base is what the user runs today: it wins by its good repeats if nothing beats it.
         return ""
     if failed:
-        return f"repeat {failed[0].repeat} was {failed[0].outcome}: {failed[0].message}"
+        first = failed[0]
+        if first.outcome == "ok" and not first.message:
+            return f"repeat {first.repeat} ended, but its value is 0, as no step of it was good"
+        return f"repeat {first.repeat} was {first.outcome}: {first.message}"
     if not measurements:
         return "it was not measured again"
     if verdict is not None and verdict.ok is False:

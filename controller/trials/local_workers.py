@@ -23,6 +23,8 @@ from mindtune.controller.trials.study_setup import StudySetup
 __all__ = ["LocalWorkers", "choose_slots", "tie_to_parent"]
 
 _HOST = "cpu"
+_MOST = 64
+"""Workers of one machine: each is a process of some 150 MB that starts at the same time."""
 _ENV_PARENT = "MINDTUNE_WORKER_OF"
 _LEAVE_WAIT_S = 5.0
 """An idle worker looks twice a second whether the search is over."""
@@ -42,9 +44,14 @@ def choose_slots(
         at_most: take one trial at a time without `workers`, with all devices as they are.
 
     Raises:
-        ConfigError: if there are not devices enough.
+        ConfigError: if there are not devices enough, or more workers than a machine can start.
     """
     cluster = setup.study.cluster
+    if workers is not None and workers > _MOST:
+        raise ConfigError(
+            f"--workers must be at most {_MOST}, since each is a process on this machine, but got "
+            f"{workers}; start `mindtune worker` on other machines besides."
+        )
     if at_most and workers is None:
         return [{}]
     if setup.study.trial.hosts is not None:

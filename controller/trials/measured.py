@@ -9,8 +9,9 @@ from mindtune.controller.contract import TrialResult
 from mindtune.controller.trials.outcome import TrialOutcome
 from mindtune.policies import detectors
 from mindtune.policies.detectors import DetectorState, DetectorThresholds
+from mindtune.policies.detectors.non_finite import LARGEST
 from mindtune.policies.signals import Observation
-from mindtune.search.convergence import LossCurve
+from mindtune.search.convergence import LossCurve, mean_loss
 from mindtune.search.scoring import MeasuredTrial
 
 __all__ = ["bad_steps", "final_loss", "loss_curve", "measured_trial"]
@@ -53,7 +54,7 @@ def bad_steps(result: TrialResult, steps: int) -> int:
         index
         for values in (losses, norms)
         for index, value in enumerate(values)
-        if not math.isfinite(value)
+        if not abs(value) < LARGEST
     }
     bad |= {index for values in (overflows, skips) for index, value in enumerate(values) if value}
     bad |= _spikes(losses)
@@ -95,7 +96,7 @@ def loss_curve(
 
 
 def final_loss(result: TrialResult) -> float | None:
-    """Return the mean of the last measured losses; None where there are none."""
+    """Return the mean of the last measured losses; None: there are none, NaN: it is no number."""
     losses = result.loss
     if losses is None:
         return None
@@ -104,4 +105,5 @@ def final_loss(result: TrialResult) -> float | None:
     if not losses:
         return None
     last = losses[-max(1, round(_FINAL_SHARE * len(losses))) :]
-    return math.fsum(last) / len(last) if all(map(math.isfinite, last)) else math.nan
+    mean = mean_loss(last)
+    return mean if math.isfinite(mean) else math.nan

@@ -115,6 +115,7 @@ def study_with(**changes):
         ({"trial__remote_shell": []}, "trial.remote_shell"),
         ({"cluster__num_devices": 12}, "must be a multiple of devices_per_node = 8"),
         ({"cluster__peak_flops": "fast"}, "must be a positive number of FLOP/s"),
+        ({"cluster__peak_flops": 10**400}, "must be a positive number of FLOP/s"),
         ({"model__num_kv_heads": 5}, "num_heads must be a multiple of num_kv_heads"),
         ({"model__hidden_size": 100}, "hidden_size must be a multiple of num_heads"),
         ({"constraints": {"memory_utilization": 1.5}}, "less than or equal to 1"),

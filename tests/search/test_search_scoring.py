@@ -337,6 +337,9 @@ def test_losses_that_have_no_sum_are_no_error(losses):
     whole = LossCurve((1.0, 2.0), losses)
     assert math.isnan(whole.mean_between(0.0, 2.0))
     assert never_finite([LossCurve((499.0, 500.0), losses)]).ok is False
+    # Nor where each seed's last loss has a mean, but theirs together have none.
+    with pytest.raises(SearchError, match="and 3 whose loss ends not finite"):
+        baseline_band([LossCurve((1.0,), losses[-1:], seed) for seed in range(3)])
 
 
 def test_a_run_with_one_huge_step_cannot_be_told():

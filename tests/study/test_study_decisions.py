@@ -56,6 +56,7 @@ CALM = [3.0 - 0.01 * step for step in range(20)]
         ({"loss": [*CALM[:10], "nan", *CALM[11:]]}, 1),
         ({"loss": [*CALM[:15], 30.0, *CALM[16:]]}, 1),
         ({"grad_norm": [1.0] * 18 + ["inf", "inf"]}, 2),
+        ({"loss": [1e308] * 20, "grad_norm": [-1e308] * 20}, 20),
         ({"overflow": [0] * 15 + [1] * 5, "update_skipped": [0] * 15 + [1] * 5}, 5),
         ({"overflow": [1, 0], "loss": ["inf", *CALM[1:]]}, 1),
         ({"overflow": 0.1}, 2),
@@ -96,6 +97,7 @@ def test_losses_are_counted_from_sample_zero():
     assert loss_curve(result(loss=2.0), warmup_steps=5, samples_per_step=16) is None
     assert final_loss(result(loss=[9.0] * 8 + [2.0, 4.0])) == 3.0
     assert math.isnan(final_loss(result(loss=[9.0, "nan"])))
+    assert math.isnan(final_loss(result(loss=[1e308] * 20)))  # no float is as large as their sum
     assert final_loss(result()) is None
 
 
@@ -182,6 +184,7 @@ BASE = repeats(1.0, 1.01, 0.99)
          "trial 1 is out: it does not converge as the base does"),
         ({1: repeats(1.5, 1.5, 1.5)}, {1: verdict(ok=None)}, 1, "1.50 x"),
         ({1: [*repeats(1.5, 1.5), *repeats(None, outcome="oom")]}, {}, 0, "trial 1 is out"),
+        ({1: repeats(0.0)}, {}, 0, "repeat 1 ended, but its value is 0, as no step of it was good"),
     ],
 )  # fmt: skip
 def test_winner_of_confirmed_configs(leaders, verdicts, winner, words):

@@ -144,6 +144,15 @@ def test_workers_end_with_their_search_and_the_study_goes_on_later(tiny, wait_fo
     tiny.check_complete(open_now, trials=5)
 
 
+def test_more_workers_than_a_machine_can_start_are_refused(tiny):
+    tiny.write()
+    with pytest.raises(
+        ConfigError, match="--workers must be at most 64, .* but got 100000; start"
+    ):
+        run_study(tiny.study_file, tiny.out, workers=100_000)
+    assert not tiny.out.exists()
+
+
 def test_trials_side_by_side_get_devices_of_their_own(tiny, monkeypatch, tmp_path):
     tiny.write(
         **WAITING,
