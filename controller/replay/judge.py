@@ -22,7 +22,7 @@ from mindtune.controller.contract import (
 )
 from mindtune.controller.errors import ConfigError
 from mindtune.controller.records.log_readers import LogStream
-from mindtune.controller.replay.ending import judge_ending
+from mindtune.controller.replay.ending import judge_ending, judge_last_step
 from mindtune.controller.replay.log_set import LogSet
 from mindtune.controller.replay.unjudged import note, unjudged
 from mindtune.policies.brief_log import BRIEF, judge_brief_log
@@ -148,11 +148,14 @@ def _collect(logs: LogSet, engine: Engine, witness: Witness | None) -> _Findings
         collected.take_causes(run, segment.history, incidents, logs.context())
         state, before = segment.state, segment.history
     if before is not None:
+        judged = judge_last_step(incidents, before.last_step)
+        count = len(collected.incidents) - len(incidents)
+        collected.incidents[count:] = [(run, incident) for incident in judged]
         ending = judge_ending(before, logs.context())
         if ending:
             collected.incidents += [(run, finding) for finding in ending]
             collected.diagnoses = [cause for cause in collected.diagnoses if cause.run != run]
-            collected.take_causes(run, before, (*incidents, *ending), logs.context())
+            collected.take_causes(run, before, (*judged, *ending), logs.context())
     return collected
 
 

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from mindtune.controller.records.log_readers import open_log, read_log
+from mindtune.controller.replay import load_engine, open_logs, replay
 
 
 def iteration_line(step):
@@ -75,6 +76,11 @@ def test_a_program_that_ends_a_training_which_is_not_finite_tells_its_step(
     assert math.isnan(getattr(last, signal))
     assert last.step == before[-1].step + 1
     assert len(before) == len(lines)
+    told = replay(open_logs([path]), load_engine(None))
+    assert told.verdict == "faulty"
+    assert [(f.kind, f.severity, f.step) for f in told.findings if f.severity != "info"] == [
+        (f"non_finite_{signal.removesuffix('_norm')}", "critical", last.step)
+    ]
 
 
 @pytest.mark.parametrize(
