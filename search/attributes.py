@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 __all__ = [
-    "CONFIG", "FIXED", "GAIN", "KEY", "MEMORY", "OUTCOME", "REASON", "RETRY_OF", "STEP_TIME",
-    "VALUE", "WALL", "WORKER",
+    "CONFIG", "ENDED_ON_REQUEST", "FIXED", "GAIN", "KEY", "MEMORY", "OUTCOME", "REASON",
+    "RETRY_OF", "STEP_TIME", "VALUE", "WALL", "WORKER",
 ]  # fmt: skip
 
 CONFIG = "config"
 """Of a trial: its knobs, as proposed."""
+ENDED_ON_REQUEST = "ended_on_request"
+"""Of an interrupted trial: whether the search was asked to end; that says nothing of the trial."""
 FIXED = "fixed_params"
 """Of a queued trial, among Optuna's own attributes: its parameters."""
 GAIN = "expected_gain"

@@ -57,6 +57,8 @@ class Attempt:
     """Measured; None: nothing to compare with."""
     objectives: tuple[float, ...] = ()
     """Measured, of a study with several; empty: it has one, or nothing was measured."""
+    ended_on_request: bool = False
+    """It was interrupted because the search was asked to end: no start that failed."""
 
 
 @dataclass(frozen=True)

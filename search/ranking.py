@@ -129,7 +129,7 @@ class Ranking:
         for attempt in attempts:
             own = self._index.get(self._values(attempt.config))
             if own is not None:
-                starts[own] += 1
+                starts[own] += not attempt.ended_on_request
                 if attempt.outcome != "interrupted" or starts[own] >= MAX_STARTS:
                     is_open[own] = False
             if attempt.outcome == "oom":

@@ -23,6 +23,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mindtune.search.attributes import (
     CONFIG,
+    ENDED_ON_REQUEST,
     GAIN,
     KEY,
     OUTCOME,
@@ -220,7 +221,9 @@ class Proposer:
             return False
         return True
 
-    def requeue_stale(self, is_alive: Callable[[FrozenTrial], bool]) -> tuple[int, ...]:
+    def requeue_stale(
+        self, is_alive: Callable[[FrozenTrial], bool], *, on_request: bool = False
+    ) -> tuple[int, ...]:
         """Close the running trials whose process is gone and queue their configs again.
 
         A config that was interrupted `MAX_STARTS` times, or has been finished by another trial,
@@ -229,6 +232,8 @@ class Proposer:
 
         Args:
             is_alive: Whether somebody still works on a running trial.
+            on_request: They end because the search was asked to: that is no start that failed, and
+                their configs are always queued again.
 
         Returns:
             Numbers of the trials that were closed.
@@ -236,14 +241,18 @@ class Proposer:
         closed = []
         trials = self.study.get_trials(deepcopy=False)
         queued = {trial.user_attrs.get(RETRY_OF) for trial in trials}
+        attrs: dict[str, object] = {REASON: "its process was gone"}
+        if on_request:
+            attrs = {REASON: "the search was asked to end", ENDED_ON_REQUEST: True}
+        free = int(on_request)
         for trial in trials:
             if trial.state != TrialState.RUNNING or is_alive(trial):
                 continue
             config = chosen_config(trial, self._space.knobs)
             # Queue before closing: a second kill in between must not lose the config.
-            if config and trial.number not in queued and self._may_retry(config, trials):
+            if config and trial.number not in queued and self._may_retry(config, trials, free):
                 self._queue(config, {RETRY_OF: trial.number})
-            self.tell(trial.number, "interrupted", attrs={REASON: "its process was gone"})
+            self.tell(trial.number, "interrupted", attrs=attrs)
             closed.append(trial.number)
         self._keep_baseline()
         return tuple(closed)
@@ -344,11 +353,13 @@ class Proposer:
             draw = random.Random(f"{self._seed}:{number}")  # noqa: S311 - a draw, no secret
             self._queue(self.ranking.configs[draw.choice(indices)], {})
 
-    def _may_retry(self, config: Config, trials: list[FrozenTrial]) -> bool:
+    def _may_retry(self, config: Config, trials: list[FrozenTrial], free: int) -> bool:
+        """Return whether a config may start once more, when `free` of its starts do not count."""
         is_baseline = config == self.baseline.config
         same = [a for a in attempts(trials, self._space.knobs) if a.config == config]
         finished = any(a.outcome not in ("interrupted", "running") for a in same)
-        return not finished and (is_baseline or len(same) < MAX_STARTS)
+        starts = sum(not attempt.ended_on_request for attempt in same) - free
+        return not finished and (is_baseline or starts < MAX_STARTS)
 
     def _frozen(self, number: int) -> FrozenTrial:
         trials = self.study.get_trials(deepcopy=False)

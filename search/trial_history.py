@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from mindtune.search.attributes import MEMORY, OUTCOME, STEP_TIME, VALUE
+from mindtune.search.attributes import ENDED_ON_REQUEST, MEMORY, OUTCOME, STEP_TIME, VALUE
 from mindtune.search.cost_model import Measurement
 from mindtune.search.history import Attempt
 from mindtune.search.knobs import Config
@@ -55,7 +55,8 @@ def attempts(trials: Sequence[FrozenTrial], names: Sequence[str]) -> list[Attemp
             objectives = tuple(values) if len(values) > 1 else ()
             several = VALUE in attributes or objectives  # then Optuna knows no single value
             value = attributes.get(VALUE) if several else trial.value
-        found.append(Attempt(trial.number, config, outcome, value, objectives))
+        on_request = bool(attributes.get(ENDED_ON_REQUEST))
+        found.append(Attempt(trial.number, config, outcome, value, objectives, on_request))
     return found
 
 

@@ -102,8 +102,9 @@ class TrialLoop:
         """
         try:
             self._run()
-        except (KeyboardInterrupt, ConfigError, OSError):
-            self._requeue(mine=True)
+        except (KeyboardInterrupt, ConfigError, OSError) as error:
+            # A trial can bring about a ConfigError itself, at each of its starts.
+            self._requeue(mine=True, on_request=not isinstance(error, ConfigError))
             raise
 
     def _run(self) -> None:
@@ -213,18 +214,19 @@ class TrialLoop:
             keep_files(launch)
         return launch
 
-    def _requeue(self, *, mine: bool = False) -> None:
+    def _requeue(self, *, mine: bool = False, on_request: bool = False) -> None:
         """Close the trials whose processes are gone, and queue their configs again.
 
         Args:
             mine: those of this process instead, which is about to end.
+            on_request: it ends for a reason that no trial has part in.
         """
         self._tell_measured()
 
         def is_alive(trial: FrozenTrial) -> bool:
             return trial.number not in self.proposer.open if mine else self.crew.is_alive(trial)
 
-        for number in self.proposer.requeue_stale(is_alive):
+        for number in self.proposer.requeue_stale(is_alive, on_request=on_request):
             self._settled.add(number)
             self._say_interrupted(number)
 
@@ -263,7 +265,7 @@ class TrialLoop:
         if measurement.outcome == "interrupted" and self._time_left_s() <= 0:
             # It only waited in a queue: whoever goes on with the study measures it.
             self.state.drop(number)
-            self._requeue(mine=True)
+            self._requeue(mine=True, on_request=True)
             return
         self._tell(trial, launch, measurement)
 

@@ -250,6 +250,26 @@ def test_a_config_that_keeps_dying_is_given_up_for_good(sqlite):
     assert [p.key != dying.key for p in run_all(proposer)] == [True]
 
 
+def test_ends_that_were_asked_for_give_no_config_up(sqlite):
+    report = make_report({"micro_batch_size": [1, 2, 4], "data_parallel": [1]}, base={})
+    first = make_proposer(report, sqlite)
+    first.tell(first.ask().number, "ok", 1.0)
+    stopped = first.ask()
+    for _ in range(5):
+        proposer = make_proposer(report, sqlite)
+        assert len(proposer.requeue_stale(lambda _: False, on_request=True)) == 1
+        assert proposer.ask().key == stopped.key
+    assert sum(attempt.ended_on_request for attempt in proposer.attempts()) == 5
+    # Deaths that nobody asked for still count, and only these.
+    for death in range(1, 4):
+        assert len(proposer.requeue_stale(lambda _: False)) == 1
+        waiting = proposer.study.get_trials(states=(TrialState.WAITING,))
+        assert len(waiting) == (death < 3)
+        if waiting:
+            assert proposer.ask().key == stopped.key
+    assert [p.key != stopped.key for p in run_all(proposer)] == [True]
+
+
 def test_the_baseline_is_never_given_up(sqlite):
     for _ in range(5):
         proposer = make_proposer(storage=sqlite)
