@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,13 +44,20 @@ def watch(
     if not folder.is_dir():
         raise ConfigError(f"{folder} must be the folder of a run or a study, but it is none.")
     console = out()
+
+    def wait() -> None:
+        """Let time pass until the next look."""
+        time.sleep(every)
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is gone: it was removed or renamed while it was watched.")
+
     if is_study(folder):
-        return _watch_study(StudyWatcher(folder), console, once=once, every=every)
-    return _watch_run(folder.resolve().name, RunWatcher(folder), console, once=once, every=every)
+        return _watch_study(StudyWatcher(folder), console, once=once, wait=wait)
+    return _watch_run(folder.resolve().name, RunWatcher(folder), console, once=once, wait=wait)
 
 
 def _watch_run(
-    name: str, watcher: RunWatcher, console: Console, *, once: bool, every: float
+    name: str, watcher: RunWatcher, console: Console, *, once: bool, wait: Callable[[], None]
 ) -> int:
     from rich.live import Live
 
@@ -59,20 +66,25 @@ def _watch_run(
     plain = _is_plain(console)
     status = watcher.look()
     if not console.is_terminal:
-        return _exit_code(_print_run(watcher, status, console, once=once, every=every))
+        return _exit_code(_print_run(watcher, status, console, once=once, wait=wait))
     if once:
         console.print(run_view(name, status, plain=plain))
         return _exit_code(status)
     with Live(run_view(name, status, plain=plain), console=console, auto_refresh=False) as live:
         while status.state not in ("ended", "gone"):
-            time.sleep(every)
+            wait()
             status = watcher.look()
             live.update(run_view(name, status, plain=plain), refresh=True)
     return _exit_code(status)
 
 
 def _print_run(
-    watcher: RunWatcher, status: RunStatus, console: Console, *, once: bool, every: float
+    watcher: RunWatcher,
+    status: RunStatus,
+    console: Console,
+    *,
+    once: bool,
+    wait: Callable[[], None],
 ) -> RunStatus:
     """Print lines until the run ends, or once; return how it was last."""
     said: set[object] = set()
@@ -91,7 +103,7 @@ def _print_run(
                 console.print(line, soft_wrap=True)
         if over:
             return status
-        time.sleep(every)
+        wait()
         status = watcher.look()
 
 
@@ -123,7 +135,9 @@ def _exit_code(status: RunStatus) -> int:
     return EXIT_FINDING if status.outcome == "stopped" else EXIT_RUN_FAILED
 
 
-def _watch_study(watcher: StudyWatcher, console: Console, *, once: bool, every: float) -> int:
+def _watch_study(
+    watcher: StudyWatcher, console: Console, *, once: bool, wait: Callable[[], None]
+) -> int:
     from rich.live import Live
 
     from mindtune.controller.watch.views import study_facts, study_view, trial_line
@@ -137,7 +151,7 @@ def _watch_study(watcher: StudyWatcher, console: Console, *, once: bool, every: 
             auto_refresh=False,
         ) as live:
             while not status.is_over:
-                time.sleep(every)
+                wait()
                 status = watcher.look()
                 live.update(study_view(status, plain=plain, width=console.width), refresh=True)
         return 0
@@ -154,7 +168,7 @@ def _watch_study(watcher: StudyWatcher, console: Console, *, once: bool, every: 
                 console.print(line, soft_wrap=True)
         if once or status.is_over:
             return 0
-        time.sleep(every)
+        wait()
         status = watcher.look()
 
 

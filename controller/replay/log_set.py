@@ -92,12 +92,22 @@ class LogSet:
         return list(dict.fromkeys(note for stream in self.streams for note in stream.notes()))
 
     def context(self) -> RunContext:
-        """Return what other records tell, and what the ranks tell of each other once read."""
+        """Return what other records and the logs' ends tell, and the ranks of each other."""
+        context = self._context
+        failures = [stream.failure for stream in self.streams if stream.failure is not None]
+        if context.outcome is None and failures:
+            worst = min(failures, key=lambda failure: failure.order)
+            context = replace(
+                context,
+                outcome="timeout" if worst.kind == "hang" else worst.kind,
+                message=worst.text,
+                hung=context.hung or worst.kind == "hang",
+            )
         ranks = self._ranks
         if ranks is None:
-            return self._context
+            return context
         return replace(
-            self._context,
+            context,
             num_ranks=len(self.streams),
             first_non_finite=ranks.first_non_finite(),
             idle_ranks=ranks.idle(),

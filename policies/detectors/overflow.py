@@ -145,7 +145,9 @@ def _judge_hit(
             observation,
             FindingKind.OVERFLOW,
             Severity.INFO,
-            f"a gradient overflowed at a loss scale of {_spelled(scale)}.",
+            "a gradient overflowed."
+            if scale is None
+            else f"a gradient overflowed at a loss scale of {_spelled(scale)}.",
             {"consecutive": following.consecutive, "loss_scale": scale},
         )
     ]

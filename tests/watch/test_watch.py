@@ -7,6 +7,7 @@ import math
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -302,6 +303,15 @@ def test_it_goes_on_until_the_run_has_ended(folder, capsys, monkeypatch):
         "step 12",
         "ended: non_finite",
     ]  # fmt: skip
+
+
+def test_a_folder_that_is_removed_meanwhile_ends_it(folder, capsys, monkeypatch):
+    write_steps(folder, 1, 10)
+    monkeypatch.setattr(time, "sleep", lambda _seconds: shutil.rmtree(folder.path))
+    assert main(["watch", str(folder.path)]) == 2
+    seen = capsys.readouterr()
+    assert seen.out.startswith("step 10")
+    assert "is gone: it was removed or renamed while it was watched" in seen.err
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path, capsys):

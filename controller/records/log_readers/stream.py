@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mindtune.controller.records.log_readers import fields
 from mindtune.controller.records.log_readers.detect import Detection
-from mindtune.controller.records.log_readers.endings import ended_by
+from mindtune.controller.records.log_readers.endings import Failure, ended_by, failure_in
 from mindtune.controller.records.log_readers.fields import Names
 from mindtune.controller.records.log_readers.lines import read_lines, timestamp
 from mindtune.controller.records.log_readers.merge import TimedRecord, merge_records
@@ -58,6 +58,9 @@ class LogStream:
         """Whether a compressed log broke off: it is still being written, or damaged."""
         self.not_understood = 0
         """Lines so far that look as if they told a loss, and were not understood."""
+        self.failure: Failure | None = None
+        """How the program failed, as the lines after the last step say; None: they do not."""
+        self._last_step: int | None = None
         self._first_of_these = ""
         self._open_end = False
         self._names = names
@@ -103,13 +106,16 @@ class LogStream:
                         yield TimedRecord(ending, None, writer)
                     elif by_line and "oss" in text and _SPEAKS.search(text, 0, _LOOKED_AT):
                         self._miss(text)
+                    if by_line:
+                        self.failure = failure_in(text, self.failure)
                     continue
                 self._open_end = is_open
                 if not isinstance(records, Part):
                     self.records += 1 if by_line else len(records)
                 if records:
                     written_s = timestamp(stamp) if by_line else None
-                    last = records[-1].observation.step
+                    last = self._last_step = records[-1].observation.step
+                    self.failure = None
                     for record in records:
                         yield TimedRecord(record, written_s, writer)
             if self.format.begins_anew or path is self.paths[-1]:
@@ -127,6 +133,11 @@ class LogStream:
     def notes(self) -> list[str]:
         """Say how the log was read, and what of it was not; complete after the last step."""
         told = [] if self.detection is None else [self.detection.describe()]
+        if self.failure is not None:
+            told.append(
+                f"the log ends after step {self._last_step} with {self.failure.text!r}; the "
+                "verdict is of the training until then."
+            )
         if self.not_understood:
             told.append(
                 f"{self.not_understood} of {self.lines} lines look as if they told a loss and "
