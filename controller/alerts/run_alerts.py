@@ -17,10 +17,14 @@ from mindtune.controller.alerts.courier import Courier
 from mindtune.controller.alerts.limits import AlertLimits
 from mindtune.controller.alerts.outbox import Outbox
 from mindtune.controller.contract import AlertsSection, DecisionRecord, RunResult
-from mindtune.policies.decisions import Advise, RequestStop, Rewind
+from mindtune.policies.decisions import GUARDS, Advise, RequestStop, Rewind
 from mindtune.policies.findings import Finding, Severity
 
 __all__ = ["RunAlerts", "check_alerts", "open_alerts"]
+
+
+_NO_ACTIONS = frozenset({Advise.__name__, *(guard.__name__ for guard in GUARDS)})
+"""Decisions that change nothing by themselves: advice, and thresholds that follow the run."""
 
 
 class RunAlerts:
@@ -58,7 +62,7 @@ class RunAlerts:
             record: What was decided.
             diagnosis: Why a policy ends the run, if one does.
         """
-        if record.verdict not in ("granted", "undone") or record.action == Advise.__name__:
+        if record.verdict not in ("granted", "undone") or record.action in _NO_ACTIONS:
             return
         if record.action == RequestStop.__name__:
             self._put(stop_alert(diagnosis or record.reason, step=record.step, run=self._run))

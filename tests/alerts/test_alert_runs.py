@@ -115,6 +115,7 @@ def test_what_was_done_is_told_and_what_was_not_is_not(server, tmp_path):
         {"verdict": "granted", "acted": 512.0},
         {"verdict": "granted", "outcome": "kept"},
         {"verdict": "granted", "action": "Advise", "requested": "x"},
+        {"verdict": "granted", "action": "SetSkipThreshold", "requested": 12.0},
         {"verdict": "undone"},
         {"verdict": "granted", "action": "RequestStop", "requested": "x"},
     ):
