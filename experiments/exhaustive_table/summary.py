@@ -10,20 +10,11 @@ from collections.abc import Sequence
 from mindtune.experiments.exhaustive_table.problem import TableProblem
 from mindtune.experiments.exhaustive_table.rows import Row
 from mindtune.search.knobs import Config, KnobValue, describe, knob_text
+from mindtune.search.noise import between_launches
 
-__all__ = ["launch_noise", "luck_of_the_best", "pair_ratios", "shares_of_gain", "summary"]
+__all__ = ["luck_of_the_best", "pair_ratios", "shares_of_gain", "summary"]
 
 _SHOWN = 10
-
-
-def launch_noise(problem: TableProblem) -> float:
-    """Return by how much one launch's value differs from its config's: a standard deviation.
-
-    Of the natural logarithm, so 0.03 is about 3 %; NaN where no config was measured twice.
-    """
-    if not problem.noise:
-        return math.nan
-    return math.sqrt(statistics.fmean(gap * gap for gap in problem.noise))
 
 
 def luck_of_the_best(problem: TableProblem) -> float:
@@ -112,11 +103,7 @@ def summary(problem: TableProblem, base: Config) -> str:
         f"| median config | {middle:.4f} | {highest / middle:.2f}x |",
         f"| worst | {valued[-1][1]:.4f} | {highest / valued[-1][1]:.2f}x |",
         "",
-        (
-            f"One launch differs from its config by {launch_noise(problem):.1%} (standard "
-            "deviation); the first values of those measured again exceed their repeats by "
-            f"{luck_of_the_best(problem) - 1:.1%}."
-        ),
+        _noise(problem),
         "",
         *_leaders(problem, valued[:_SHOWN]),
         "",
@@ -127,6 +114,22 @@ def summary(problem: TableProblem, base: Config) -> str:
         gains = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in shares.items())
         lines += ["", f"From the base to the best, mean over the orders: {gains}."]
     return "\n".join(lines) + "\n"
+
+
+def _noise(problem: TableProblem) -> str:
+    noise = between_launches(
+        {
+            number: {row.repeat: row.value for row in rows if row.value}
+            for number, rows in enumerate(_measured(problem).values())
+        }
+    )
+    if noise is None:
+        return "No config was launched twice."
+    return (
+        f"One launch differs from its config by {noise.total:.1%} (standard deviation); the first "
+        "values of those measured again exceed their repeats by "
+        f"{luck_of_the_best(problem) - 1:.1%}."
+    )
 
 
 def _leaders(problem: TableProblem, leaders: Sequence[tuple[Config, float]]) -> list[str]:
